@@ -1,0 +1,163 @@
+"""The engine's vocabulary: what goes in, what comes out, and the contract of reused KV.
+
+Imports torch for types only.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from ..prompt.errors import BadRequest
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+FinishReason = Literal["stop", "length", "abort"]
+
+
+def _require(condition: bool, param: str, message: str) -> None:
+    if not condition:
+        raise BadRequest(message, param=param)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How the next token is chosen. `temperature=0` is greedy; `top_k=0` means no limit; `max_tokens=None`: to the
+    context's end.
+
+    `max_tokens=0` prefills only: scoring and the capture of a chunk's KV.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+
+    def validate(self) -> None:
+        """Raise BadRequest naming the first field that is out of its range."""
+        _require(0.0 <= self.temperature <= 2.0, "temperature", "temperature must be between 0 and 2")
+        _require(0.0 < self.top_p <= 1.0, "top_p", "top_p must be above 0 and at most 1")
+        _require(0 <= self.top_k <= 1 << 31, "top_k", "top_k must be 0 (off) or a positive integer")
+        _require(0.0 <= self.min_p <= 1.0, "min_p", "min_p must be between 0 and 1")
+        _require(self.max_tokens is None or self.max_tokens >= 0, "max_tokens", "max_tokens must not be negative")
+        _require(self.seed is None or -(1 << 63) <= self.seed < 1 << 63, "seed", "seed must be a signed 64-bit integer")
+        _require(all(self.stop), "stop", "a stop string must not be empty")
+
+
+@dataclass(frozen=True, slots=True)
+class KVBlock:
+    """Keys and values of consecutive tokens for all layers: `k`, `v` are [layers, tokens, kv_heads, head_dim].
+
+    Keys carry the rotation of the positions that they were computed (or re-positioned) for.
+    """
+
+    k: "Tensor"
+    v: "Tensor"
+
+    @property
+    def tokens(self) -> int:
+        return self.k.shape[1]
+
+    @property
+    def nbytes(self) -> int:
+        return self.k.nbytes + self.v.nbytes
+
+
+class RowSelector(Protocol):
+    """Chooses which reused rows are recomputed (the selective recompute of CacheBlend, arXiv:2405.16444).
+
+    At `layer` the engine has computed fresh keys and values of all rows that may be repaired; the selector sees them
+    beside the stored ones and names the `quota` rows to go on with. It must not change its inputs, and must be a pure
+    function of them: one selector serves many requests at a time.
+    """
+
+    @property
+    def layer(self) -> int: ...
+
+    def select(
+        self, *, fresh_k: "Tensor", fresh_v: "Tensor", stored_k: "Tensor", stored_v: "Tensor", quota: int
+    ) -> "Tensor":
+        """Return `quota` row indices, int64, ascending and unique. Inputs are [rows, kv_heads, head_dim]."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ReusedSpan:
+    """Stored KV for the tokens `start ..
+
+    start + kv.tokens - 1` of a request; its keys are rotated for these positions.
+    """
+
+    start: int
+    kv: KVBlock
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.kv.tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reuse:
+    """Reused spans of one request, ascending and disjoint.
+
+    With `selector=None` the rows of the spans are not computed at all ("reuse"). Otherwise all rows run up to the
+    selector's layer and `ceil(ratio * rows)` of the repairable rows go on ("blend"); `ratio=1.0` equals a full prefill.
+    A request with spans never enters the prefix tree beyond the first span's start.
+    """
+
+    spans: tuple[ReusedSpan, ...]
+    selector: RowSelector | None = None
+    ratio: float = 0.15
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationRequest:
+    """One request to the engine: token ids in, token ids out.
+
+    `namespace` separates tenants in the prefix tree. `prompt_logprobs` asks for the log-probability of each prompt
+    token but the first; `keep_kv` for the prompt's KV. Both compute the whole prompt (no prefix hit is used). Higher
+    `priority` is served first.
+    """
+
+    ids: Sequence[int]
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    reuse: Reuse | None = None
+    namespace: str = ""
+    prefix_cache: bool = True
+    prompt_logprobs: bool = False
+    keep_kv: bool = False
+    priority: int = 0
+    request_id: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delta:
+    """What one step added to a request: text that is safe to show, the ids behind it, and how it ended, if it did."""
+
+    text: str = ""
+    token_ids: tuple[int, ...] = ()
+    finish_reason: FinishReason | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """The counters of a finished request. Times in milliseconds from submission.
+
+    `cached_tokens` came from the prefix tree; `reused_tokens` from spans without being recomputed; `recomputed_tokens`
+    are rows of spans that were repaired. `prompt_logprobs` is float32 [prompt_tokens - 1], natural log.
+    """
+
+    finish_reason: FinishReason
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int = 0
+    reused_tokens: int = 0
+    recomputed_tokens: int = 0
+    queue_ms: float = 0.0
+    ttft_ms: float = 0.0
+    prompt_logprobs: "Tensor | None" = None
+    kv: KVBlock | None = None

@@ -1,0 +1,77 @@
+"""What a request cost and what was saved: the counters that every room fills in and the gateway reports."""
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """Tokens as the engine or the provider billed them; never adjusted by us."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+
+    def to_wire(self) -> dict[str, Any]:
+        """The `usage` object of Chat Completions."""
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": self.prompt_tokens + self.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepReport:
+    """One step of the plan as it was carried out. Times in milliseconds, sizes in tokens of the backend's tokenizer."""
+
+    name: str
+    ms: float
+    tokens_before: int
+    tokens_after: int
+    predicted_ms: float | None = None
+    note: str = ""
+
+
+@dataclass(slots=True, kw_only=True)
+class Report:
+    """What was done to one request. Filled along the pipeline, then read by headers, metrics and the response field.
+
+    `tokens_in` counts the prompt as it came, `tokens_out` as it was sent (both in the backend's tokens where a
+    tokenizer is known, else estimated). `reused` tokens came from stored chunk KV, `recomputed` of them were repaired,
+    `cached` came from the prefix cache, `retrieved` were added, `pruned` were removed.
+    """
+
+    policy: str = "off"
+    backend: str = ""
+    reason: str = ""
+    steps: list[StepReport] = field(default_factory=list)
+    tokens_in: int = 0
+    tokens_out: int = 0
+    retrieved: int = 0
+    pruned: int = 0
+    cached: int = 0
+    reused: int = 0
+    recomputed: int = 0
+    overhead_ms: float = 0.0
+
+    def headers(self) -> dict[str, str]:
+        """The `x-promptsluice-*` response headers known before the first token. Values are plain ASCII."""
+        values = {
+            "policy": self.policy,
+            "backend": self.backend,
+            "tokens-in": self.tokens_in,
+            "tokens-out": self.tokens_out,
+            "tokens-retrieved": self.retrieved,
+            "tokens-pruned": self.pruned,
+            "overhead-ms": f"{self.overhead_ms:.1f}",
+            "steps": ",".join(step.name for step in self.steps) or "none",
+        }
+        return {
+            f"x-promptsluice-{name}": str(value).encode("ascii", "replace").decode() for name, value in values.items()
+        }
+
+    def to_wire(self) -> dict[str, Any]:
+        """The optional `promptsluice` field of a response."""
+        return asdict(self)

@@ -1,0 +1,78 @@
+"""Session fixtures: tiny random models for arithmetic, and the real default models from the cache."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+# Threads that spin while they wait steal the other core's time; must be set before torch loads its OpenMP runtime.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+def _tiny(architecture: str, path: Path, **extra: object) -> Path:
+    """Save a random float32 model of a few layers; big enough that GQA, page borders and rope all matter."""
+    import torch
+    import transformers
+
+    config = getattr(transformers, f"{architecture}Config")(
+        vocab_size=512,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=4,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        head_dim=16,
+        max_position_embeddings=1024,
+        bos_token_id=1,
+        eos_token_id=2,
+        initializer_range=0.2,
+        **extra,
+    )
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{architecture}ForCausalLM")(config).float()
+    for name, value in model.named_parameters():
+        if name.endswith("bias"):
+            torch.nn.init.normal_(value, std=0.5)
+    model.save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def tiny_llama_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return _tiny("Llama", tmp_path_factory.mktemp("tiny-llama"), tie_word_embeddings=True)
+
+
+@pytest.fixture(scope="session")
+def tiny_qwen2_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return _tiny("Qwen2", tmp_path_factory.mktemp("tiny-qwen2"), tie_word_embeddings=False)
+
+
+@pytest.fixture(scope="session")
+def tiny_qwen3_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return _tiny("Qwen3", tmp_path_factory.mktemp("tiny-qwen3"), tie_word_embeddings=False)
+
+
+def _pulled(name: str) -> Path:
+    from promptsluice.backend_engine.hub import pull
+
+    return pull(name)
+
+
+@pytest.fixture(scope="session")
+def smollm2_dir() -> Path:
+    """The real default chat model; pulled once into the cache."""
+    return _pulled("smollm2-135m-instruct")
+
+
+@pytest.fixture(scope="session")
+def minilm_dir() -> Path:
+    """The real default embedder; pulled once into the cache."""
+    return _pulled("all-minilm-l6-v2")
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Make a tiny model with other settings: `tiny_model("Llama", rope_parameters={...})`."""
+    return lambda architecture, **extra: _tiny(architecture, tmp_path_factory.mktemp("tiny"), **extra)
