@@ -1,0 +1,178 @@
+"""Rotary position embedding (RoFormer, arXiv:2104.09864) with the scaling types of Hugging Face configs.
+
+Angles are float32 products of position and inverse frequency, as transformers computes them. Types whose angles
+depend on the length of the whole sequence cannot be mixed with cached keys: `dynamic` is exact up to the model's
+original context, which becomes its limit; `longrope` is refused.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..prompt.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RopeSpec:
+    """One rotary embedding. `original_context` is the length that the model was trained for before scaling.
+
+    Fields that a type does not use keep their defaults. `attention_factor` multiplies cosines and sines (yarn).
+    """
+
+    kind: str
+    dim: int
+    theta: float
+    original_context: int
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    attention_factor: float = 1.0
+
+
+def rope_from_config(config: Mapping[str, Any], *, head_dim: int, max_positions: int) -> RopeSpec:
+    """Read `rope_parameters` (new) or `rope_scaling` with `rope_theta` (old). ConfigError names what is not known."""
+    new, old = config.get("rope_parameters"), config.get("rope_scaling")
+    params: dict[str, Any] = {**(old or {}), **(new or {})}
+    if any(isinstance(value, Mapping) for value in params.values()):
+        raise ConfigError("config.json: rope_parameters that differ by layer type are not supported")
+    kind = str(params.get("rope_type", params.get("type", "default")))
+    if kind not in INVERSE_FREQUENCIES:
+        raise ConfigError(f"config.json: rope type {kind!r} is not supported; known: {', '.join(INVERSE_FREQUENCIES)}")
+    partial = params.get("partial_rotary_factor", config.get("partial_rotary_factor"))
+    if partial not in (None, 1, 1.0):
+        raise ConfigError(f"config.json: partial_rotary_factor {partial} is not supported (only 1.0)")
+    needed = {"default": (), "llama3": ("factor", "low_freq_factor", "high_freq_factor")}.get(kind, ("factor",))
+    if missing := [key for key in needed if params.get(key) is None]:
+        raise ConfigError(f"config.json: rope type {kind!r} needs {', '.join(missing)}")
+    original = params.get("original_max_position_embeddings") or config.get("original_max_position_embeddings")
+    return RopeSpec(
+        kind=kind,
+        dim=head_dim,
+        theta=float(params.get("rope_theta") or config.get("rope_theta") or 10000.0),
+        original_context=int(original or max_positions),
+        factor=float(params.get("factor") or 1.0),
+        low_freq_factor=float(params.get("low_freq_factor") or 1.0),
+        high_freq_factor=float(params.get("high_freq_factor") or 4.0),
+        beta_fast=float(params.get("beta_fast") or 32.0),
+        beta_slow=float(params.get("beta_slow") or 1.0),
+        truncate=bool(params.get("truncate", True)),
+        attention_factor=_yarn_attention_factor(params) if kind == "yarn" else 1.0,
+    )
+
+
+def _yarn_attention_factor(params: Mapping[str, Any]) -> float:
+    """The temperature of YaRN (arXiv:2309.00071, eq. 22); with `mscale` pairs, the ratio that DeepSeek models use."""
+    if params.get("attention_factor") is not None:
+        return float(params["attention_factor"])
+
+    def temperature(weight: float) -> float:
+        factor = float(params["factor"])
+        return 0.1 * weight * math.log(factor) + 1.0 if factor > 1.0 else 1.0
+
+    mscale, mscale_all_dim = params.get("mscale"), params.get("mscale_all_dim")
+    if mscale and mscale_all_dim:
+        return temperature(float(mscale)) / temperature(float(mscale_all_dim))
+    return temperature(1.0)
+
+
+def _plain(spec: RopeSpec) -> Tensor:
+    return 1.0 / (spec.theta ** (torch.arange(0, spec.dim, 2, dtype=torch.float32) / spec.dim))
+
+
+def _linear(spec: RopeSpec) -> Tensor:
+    return _plain(spec) / spec.factor
+
+
+def _yarn(spec: RopeSpec) -> Tensor:
+    """Interpolated and original frequencies, blended by how often a dimension turns in the original context."""
+
+    def dimension(turns: float) -> float:
+        return spec.dim * math.log(spec.original_context / (turns * 2 * math.pi)) / (2 * math.log(spec.theta))
+
+    low, high = dimension(spec.beta_fast), dimension(spec.beta_slow)
+    if spec.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, spec.dim - 1)
+    if low == high:
+        high += 0.001
+    ramp = torch.clamp((torch.arange(spec.dim // 2, dtype=torch.float32) - low) / (high - low), 0, 1)
+    powers = spec.theta ** (torch.arange(0, spec.dim, 2, dtype=torch.float32) / spec.dim)
+    keep = 1 - ramp
+    return 1.0 / (spec.factor * powers) * (1 - keep) + 1.0 / powers * keep
+
+
+def _llama3(spec: RopeSpec) -> Tensor:
+    """Llama 3.1: long wavelengths are divided by `factor`, short ones kept, those between blended linearly in turns."""
+    plain = _plain(spec)
+    wavelength = 2 * math.pi / plain
+    turns = spec.original_context / wavelength
+    smooth = (turns - spec.low_freq_factor) / (spec.high_freq_factor - spec.low_freq_factor)
+    blended = (1 - smooth) * plain / spec.factor + smooth * plain
+    is_long = wavelength > spec.original_context / spec.low_freq_factor
+    is_short = wavelength < spec.original_context / spec.high_freq_factor
+    return torch.where(is_long, plain / spec.factor, torch.where(is_short, plain, blended))
+
+
+# `dynamic` raises theta with the sequence's length beyond the original context; up to there it is the plain embedding.
+INVERSE_FREQUENCIES: dict[str, Callable[[RopeSpec], Tensor]] = {
+    "default": _plain,
+    "linear": _linear,
+    "dynamic": _plain,
+    "yarn": _yarn,
+    "llama3": _llama3,
+}
+
+
+class Rope:
+    """Rotates queries and keys in pairs (i, i + dim/2). `inv_freq` is float32 [dim/2]; `scaling` multiplies results."""
+
+    def __init__(self, spec: RopeSpec, device: torch.device | str = "cpu") -> None:
+        self.spec = spec
+        self.inv_freq = INVERSE_FREQUENCIES[spec.kind](spec).to(device)
+        self.scaling = spec.attention_factor
+
+    def angles(self, positions: Tensor, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of `positions` [rows], each [rows, 1, dim/2], from float32; once a step for all layers."""
+        angle = positions.to(torch.float32)[:, None] * self.inv_freq
+        cos, sin = angle.cos() * self.scaling, angle.sin() * self.scaling
+        return cos.to(dtype)[:, None], sin.to(dtype)[:, None]
+
+    def apply(self, x: Tensor, positions: Tensor) -> Tensor:
+        """Rotate `x` [rows, heads, dim] to `positions` [rows]."""
+        cos, sin = self.angles(positions, x.dtype)
+        return rotate(x, cos, sin)
+
+    def rotate_by(self, k: Tensor, delta: int) -> Tensor:
+        """Turn rotated keys `k` [..., dim] by `delta` positions (may be negative). Any scaling is in `k` already.
+
+        Angles are float64: the result differs from a rotation at the new place only by the float32 rounding of the two
+        positions' own angles (at most position * 6e-8 radians). `move` has no such difference.
+        """
+        angle = self.inv_freq.to(torch.float64) * delta
+        return rotate(k, angle.cos().to(k.dtype), angle.sin().to(k.dtype))
+
+    def move(self, k: Tensor, old: Tensor, new: Tensor) -> Tensor:
+        """Turn keys `k` [..., tokens, heads, dim] from positions `old` to `new` [tokens], as if rotated there first."""
+        inv_freq = self.inv_freq
+        before, after = (place.to(inv_freq)[:, None] * inv_freq for place in (old, new))
+        angle = after.to(torch.float64) - before.to(torch.float64)
+        return rotate(k, angle.cos().to(k.dtype)[:, None], angle.sin().to(k.dtype)[:, None])
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate the pairs of `x` [..., dim] by angles whose `cos`, `sin` broadcast to [..., dim/2]."""
+    first, second = x.chunk(2, dim=-1)
+    out = torch.empty_like(x)
+    low, high = out.chunk(2, dim=-1)
+    torch.mul(first, cos, out=low)
+    low.sub_(second * sin)
+    torch.mul(second, cos, out=high)
+    high.add_(first * sin)
+    return out
