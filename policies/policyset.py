@@ -1,0 +1,221 @@
+"""PolicySet: a checked policy file, ready to be asked which policy and backend a request gets. Immutable."""
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path as FilePath
+from typing import Self
+
+from ..prompt import ConfigError, Forbidden, Unauthorized, UnknownModel, UnknownPolicy
+from .inherit import merged
+from .load import PolicyFileError, parse_policy_text, read_policy_text
+from .match import POLICY_HEADER, Facts, Resolution, digest, matches, serving, split_suffix
+from .presets import PRESETS
+from .schema import (
+    ApiKeySpec,
+    Backend,
+    CollectionsSpec,
+    KVCacheSpec,
+    ModelsSpec,
+    OpenAIBackend,
+    Policy,
+    RouteSpec,
+    ServerSpec,
+)
+from .yamltree import Path, Problem, Tree
+
+BUILT_IN = "<policy>"
+"""Stands for the file's name in errors about text that is in no file."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicySet:
+    """Everything that a policy file says. `policies` has the presets too, each policy with all that it inherits.
+
+    `file` is None for the built-in default. Loading reads no environment variable, so that a file can be checked where
+    its secrets are not; a server calls `require_environment` before it starts.
+    """
+
+    file: str | None
+    default_policy: str
+    server: ServerSpec
+    backends: Mapping[str, Backend]
+    policies: Mapping[str, Policy]
+    routes: tuple[RouteSpec, ...]
+    kv_cache: KVCacheSpec
+    collections: CollectionsSpec
+    models: ModelsSpec
+    _tree: Tree = field(repr=False, compare=False)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str] | None) -> Self:
+        """Read a policy file; None gives the default. ConfigError names every problem as `file:line: message`."""
+        return cls.default() if path is None else cls.from_text(read_policy_text(path), file=str(path))
+
+    @classmethod
+    def default(cls) -> Self:
+        """One embedded backend named `local` with the default chat model, and the presets."""
+        return cls.from_text("version: 1\n")
+
+    @classmethod
+    def from_text(cls, text: str, *, file: str | None = None) -> Self:
+        """The same from YAML text; `file` stands in error messages and is the anchor of relative paths."""
+        parsed, tree = parse_policy_text(text, file=file or BUILT_IN)
+        raw = tree.data.get("policies", {})
+        policies = {name: Policy.model_validate(merged(name, raw)) for name in raw}
+        presets = {name: Policy.model_validate(fields) for name, fields in PRESETS.items() if name not in policies}
+        return cls(
+            file=file,
+            default_policy=parsed.default_policy,
+            server=parsed.server,
+            backends=parsed.backends,
+            policies={**policies, **presets},
+            routes=parsed.routes,
+            kv_cache=parsed.kv_cache,
+            collections=parsed.collections,
+            models=parsed.models,
+            _tree=tree,
+        )
+
+    def policy(self, name: str) -> Policy:
+        """The policy of this name; UnknownPolicy lists the names there are."""
+        found = self.policies.get(name)
+        if found is None:
+            raise UnknownPolicy(f"unknown policy {name[:80]!r}; known: {', '.join(self.policies)}", param="policy")
+        return found
+
+    def model_names(self) -> tuple[str, ...]:
+        """The models that backends list, in the order of the file, each once."""
+        return tuple(dict.fromkeys(model for backend in self.backends.values() for model in backend.models))
+
+    def authenticate(self, api_key: str | None) -> ApiKeySpec | None:
+        """The entry of this key; None when the file lists no keys and everybody is let in. Unauthorized otherwise."""
+        if not self.server.api_keys:
+            return None
+        entry = self._key(api_key)
+        if entry is None:
+            raise Unauthorized(
+                "this API key is not known" if api_key else "an API key is needed: Authorization: Bearer"
+            )
+        return entry
+
+    def resolve(
+        self,
+        model: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        api_key: str | None = None,
+        prompt_tokens: int | Callable[[], int] = 0,
+    ) -> Resolution:
+        """Policy and backend of a request.
+
+        Policy: the header `x-promptsluice-policy`, else the model's suffix, else the first matching route, else the
+        default. Backend: the route's, else one that lists the model, else an upstream without a list.
+        `prompt_tokens` may be a function; it is called only when a route asks for the size.
+        Raises UnknownPolicy, UnknownModel, and Forbidden when the client may not choose the policy that it asks for.
+        """
+        lowered = {name.lower(): value for name, value in (headers or {}).items()}
+        base, suffix = split_suffix(
+            model, is_model=self.model_names().__contains__, is_policy=self.policies.__contains__
+        )
+        entry = self._key(api_key)
+        facts = Facts(
+            model=base,
+            headers=lowered,
+            key_name=entry.name if entry else None,
+            key_sha256=digest(api_key) if api_key else None,
+            prompt_tokens=prompt_tokens if callable(prompt_tokens) else lambda: prompt_tokens,
+        )
+        route = next((i for i, route in enumerate(self.routes) if matches(route.match, facts)), None)
+        name, reason = self._choose(lowered.get(POLICY_HEADER, "").strip(), suffix, route)
+        return Resolution(
+            model=base,
+            backend=self._backend(base, route),
+            policy=self.policy(name),
+            policy_name=name,
+            reason=reason,
+            route=route,
+            key_name=facts.key_name,
+        )
+
+    def _choose(self, header: str, suffix: str, route: int | None) -> tuple[str, str]:
+        """(policy name, reason)"""
+        own, why = self.default_policy, "default_policy"
+        if route is not None and (chosen := self.routes[route].policy) is not None:
+            own, why = chosen, f"route {route + 1}"
+        asked, how = (header, f"header {POLICY_HEADER}") if header else (suffix, "model suffix")
+        if not asked:
+            return own, why
+        self.policy(asked)
+        allowed = self.policies[own].allow_client_policy
+        if asked != own and allowed != ("*",) and asked not in allowed:
+            may = ", ".join((own, *allowed))
+            raise Forbidden(f"policy {asked!r} may not be chosen here; allowed: {may}", code="policy_not_allowed")
+        return asked, how
+
+    def _backend(self, model: str, route: int | None) -> str:
+        chosen = self.routes[route].backend if route is not None else None
+        found = chosen or serving(model, self.backends)
+        if found is None:
+            known = ", ".join(self.model_names())
+            raise UnknownModel(f"the model {model[:80]!r} does not exist; known: {known}", param="model")
+        return found
+
+    def _key(self, api_key: str | None) -> ApiKeySpec | None:
+        if not api_key:
+            return None
+        hashed = digest(api_key)
+        for entry in self.server.api_keys:
+            secret = os.environ.get(entry.env) if entry.env else None
+            if hashed == (digest(secret) if secret else entry.sha256):
+                return entry
+        return None
+
+    def upstream_key(self, backend: str) -> str | None:
+        """The key for an upstream from its environment variable, None where it needs none. ConfigError when unset."""
+        spec = self.backends[backend]
+        if not isinstance(spec, OpenAIBackend) or spec.api_key_env is None:
+            return None
+        key = os.environ.get(spec.api_key_env)
+        if not key:
+            line = self._tree.line(("backends", backend, "api_key_env"))
+            raise ConfigError(f"environment variable {spec.api_key_env} is not set", file=self.file, line=line)
+        return key
+
+    def unset_environment(self) -> tuple[Problem, ...]:
+        """The environment variables that the file names and that are unset or empty, with their lines."""
+        named: list[tuple[Path, str | None]] = [
+            (("backends", name, "api_key_env"), spec.api_key_env)
+            for name, spec in self.backends.items()
+            if isinstance(spec, OpenAIBackend)
+        ]
+        named += [(("server", "api_keys", i, "env"), key.env) for i, key in enumerate(self.server.api_keys)]
+        return tuple(
+            Problem(self._tree.line(path), f"environment variable {variable} is not set")
+            for path, variable in named
+            if variable is not None and not os.environ.get(variable)
+        )
+
+    def require_environment(self) -> None:
+        """Raise ConfigError naming every environment variable that the file needs and that is not set."""
+        problems = self.unset_environment()
+        if problems:
+            raise PolicyFileError(self.file or BUILT_IN, list(problems))
+
+    @property
+    def collections_root(self) -> FilePath:
+        """Where collections lie; under the user's data directory unless the file says otherwise."""
+        return self._path(self.collections.root, "collections")
+
+    @property
+    def kv_cache_path(self) -> FilePath:
+        """Where the disk tier of the chunk store lies."""
+        return self._path(self.kv_cache.path, "kv")
+
+    def _path(self, given: str | None, default: str) -> FilePath:
+        """`~` is expanded; a relative path starts at the policy file's directory, not at the process's."""
+        if given is None:
+            data_home = os.environ.get("XDG_DATA_HOME") or FilePath.home() / ".local" / "share"
+            return FilePath(data_home) / "promptsluice" / default
+        here = FilePath(self.file).resolve().parent if self.file else FilePath.cwd()
+        return here / FilePath(given).expanduser()

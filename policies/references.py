@@ -1,0 +1,83 @@
+"""Names in a policy file that must exist elsewhere in it: policies, backends, API keys; and cycles of `extends`.
+
+Works on the raw data, so that these problems are found together with those of form.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from .complaints import dotted, nearest
+from .inherit import lineage, parent_of
+from .presets import PRESETS
+from .schema import DEFAULT_BACKEND
+from .yamltree import Path
+
+Complaint = tuple[Path, str]
+
+
+def check_references(data: Mapping[str, Any]) -> Iterator[Complaint]:
+    """(path, message) for each name that leads nowhere."""
+    policies = _mapping(data, "policies")
+    names = [*policies, *(preset for preset in PRESETS if preset not in policies)]
+    backends = list(_mapping(data, "backends")) if "backends" in data else [DEFAULT_BACKEND]
+    keys = [key.get("name") for key in _sequence(_mapping(data, "server"), "api_keys") if isinstance(key, Mapping)]
+    yield from _known(data.get("default_policy"), ("default_policy",), "policy", names)
+    yield from _policy_names(policies)
+    yield from _extends(policies, names)
+    yield from _allowed(policies, names)
+    yield from _repeated(keys)
+    for i, route in enumerate(_sequence(data, "routes")):
+        if isinstance(route, Mapping):
+            yield from _known(route.get("policy"), ("routes", i, "policy"), "policy", names)
+            yield from _known(route.get("backend"), ("routes", i, "backend"), "backend", backends)
+            key = _mapping(route, "match").get("api_key")
+            yield from _known(
+                key, ("routes", i, "match", "api_key"), "API key", [k for k in keys if isinstance(k, str)]
+            )
+
+
+def _policy_names(policies: Mapping[str, Any]) -> Iterator[Complaint]:
+    for name in policies:
+        # A name travels in a header and behind the last colon of a model.
+        if not name or not name.isascii() or not name.replace("-", "").replace("_", "").replace(".", "").isalnum():
+            yield ("policies", name), f"policy name {name[:60]!a} must be ASCII letters, digits, '-', '_' and '.'"
+
+
+def _extends(policies: Mapping[str, Any], names: list[str]) -> Iterator[Complaint]:
+    for name in policies:
+        path: Path = ("policies", name, "extends")
+        parent = parent_of(name, policies)
+        yield from _known(parent, path, "policy", names)
+        chain, _ = lineage(name, policies)
+        if chain[-1] == name and len(chain) > 1:
+            yield path, f"policies extend each other in a circle: {' -> '.join(chain)}"
+
+
+def _allowed(policies: Mapping[str, Any], names: list[str]) -> Iterator[Complaint]:
+    for name, policy in policies.items():
+        for i, allowed in enumerate(_sequence(policy, "allow_client_policy")):
+            yield from _known(allowed, ("policies", name, "allow_client_policy", i), "policy", names)
+
+
+def _repeated(keys: list[Any]) -> Iterator[Complaint]:
+    for i, name in enumerate(keys):
+        if isinstance(name, str) and name in keys[:i]:
+            yield ("server", "api_keys", i, "name"), f"API key name {name[:60]!r} is given twice"
+
+
+def _known(name: Any, path: Path, what: str, names: list[str]) -> Iterator[Complaint]:
+    if not isinstance(name, str) or name in names:
+        return
+    close = nearest(name, names)
+    hint = f"the nearest is {close!r} (of {', '.join(names)})" if close else f"the file defines no {what}"
+    yield path, f"{dotted(path)}: unknown {what} {name[:60]!r}; {hint}"
+
+
+def _mapping(data: Any, key: str) -> Mapping[str, Any]:
+    value = data.get(key) if isinstance(data, Mapping) else None
+    return value if isinstance(value, Mapping) else {}
+
+
+def _sequence(data: Any, key: str) -> tuple[Any, ...]:
+    value = data.get(key) if isinstance(data, Mapping) else None
+    return value if isinstance(value, tuple) else ()

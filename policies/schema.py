@@ -1,0 +1,305 @@
+"""The policy file, version 1, as strict pydantic models: what may stand in it, with its defaults.
+
+Frozen, and used inside as they are; unknown keys and wrong types are errors. References between parts (policy names,
+backends, compressors) are checked in references.py, and secrets have no field here at all: only the name of an
+environment variable or a SHA-256 digest.
+"""
+
+import re
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, Strict, model_validator
+
+from ..prompt import Kind
+from .sizes import Bytes
+
+T = TypeVar("T")
+Items = Annotated[tuple[T, ...], Strict(False)]
+KindName = Annotated[Kind, Strict(False)]
+Text = Annotated[str, Field(min_length=1)]
+Seconds = Annotated[float, Field(gt=0, le=86_400)]
+Share = Annotated[float, Field(gt=0, le=1)]
+
+
+def _environment_name(value: str) -> str:
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", value):
+        # The value is not repeated: people paste the key itself here.
+        raise ValueError("must be the name of an environment variable (letters, digits, _), not the secret itself")
+    return value
+
+
+def _sha256(value: str) -> str:
+    if not re.fullmatch(r"[0-9a-fA-F]{64}", value):
+        raise ValueError("must be a SHA-256 digest in 64 hex digits: printf %s KEY | sha256sum")
+    return value.lower()
+
+
+def _base_url(value: str) -> str:
+    if not re.fullmatch(r"https?://[^\s/?#@]+(/[^\s?#@]*)?", value):
+        raise ValueError("must be an http(s) URL without user, password, query or fragment: https://host:port/v1")
+    return value.rstrip("/")
+
+
+def _version(value: Any) -> Any:
+    # True and 1.0 equal 1 in Python, but a file that says so means something else.
+    return value if type(value) is int else None
+
+
+def _option(value: Any) -> Any:
+    items = value if isinstance(value, list | tuple) else (value,)
+    if not all(item is None or isinstance(item, bool | int | float | str) for item in items):
+        raise ValueError("must be a number, a text, true, false, null or a flat list of these")
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _policy_names(value: Any) -> Any:
+    named = {"all": ("*",), "none": ()}
+    if isinstance(value, str):
+        if value not in named:
+            raise ValueError("must be all, none or a list of policy names")
+        return named[value]
+    return value
+
+
+Option = Annotated[Any, AfterValidator(_option)]
+PolicyNames = Annotated[Items[Text], BeforeValidator(_policy_names)]
+EnvironmentName = Annotated[str, AfterValidator(_environment_name)]
+Sha256 = Annotated[str, AfterValidator(_sha256)]
+BaseURL = Annotated[str, AfterValidator(_base_url)]
+
+
+class Spec(BaseModel):
+    """Base of all parts of the file: frozen, strict, unknown keys forbidden."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
+
+
+class EmbeddedBackend(Spec):
+    """Our own engine in this process. `kv_memory` in bytes; `step_tokens` is the token budget of one engine step."""
+
+    kind: Literal["embedded"]
+    model: Text = "smollm2-135m-instruct"
+    served_name: Text | None = None
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = "auto"
+    context_limit: Annotated[int, Field(gt=0)] | None = None
+    kv_memory: Bytes = 2 * 2**30
+    step_tokens: Annotated[int, Field(ge=16)] = 512
+    max_running: Annotated[int, Field(ge=1)] = 32
+    queue: Annotated[int, Field(ge=1)] = 256
+    threads: Annotated[int, Field(ge=1)] | None = None
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """The names that clients call it by: the served name, else the model's (of a directory, its last part)."""
+        local = self.model.startswith(("/", "./", "../", "~"))
+        return (self.served_name or (self.model.rstrip("/").rpartition("/")[2] if local else self.model),)
+
+
+class Timeouts(Spec):
+    """Seconds for each phase of an upstream call; `read` is the longest silence between two pieces of an answer."""
+
+    connect: Seconds = 5.0
+    read: Seconds = 600.0
+    write: Seconds = 60.0
+    pool: Seconds = 10.0
+
+
+class OpenAIBackend(Spec):
+    """Any OpenAI-compatible server. Without `models` it takes every model that nobody else serves.
+
+    `tokenizer` (a catalogue name or directory) is used to count prompt tokens; without it counts are estimates.
+    """
+
+    kind: Literal["openai"]
+    base_url: BaseURL
+    api_key_env: EnvironmentName | None = None
+    models: Items[Text] = ()
+    tokenizer: Text | None = None
+    timeouts: Timeouts = Timeouts()
+    max_connections: Annotated[int, Field(ge=1)] = 256
+
+
+Backend = EmbeddedBackend | OpenAIBackend
+DEFAULT_BACKEND = "local"
+"""The name of the one backend of a file that defines none: our engine with its default model."""
+
+
+class RetrieveSpec(Spec):
+    """Which collection is searched for the question, and how much of it goes into the prompt."""
+
+    collection: Text = "docs"
+    top_k: Annotated[int, Field(ge=1, le=1000)] = 4
+    max_tokens: Annotated[int, Field(ge=1)] = 2048
+
+
+class CompressSpec(Spec):
+    """One compressor in the order of use.
+
+    `target_rate` is the share of tokens that stays. `kinds` None means what the compressor is made for. Segments under
+    `min_tokens` are left alone.
+    """
+
+    use: Text
+    kinds: Items[KindName] | None = None
+    target_rate: Share | None = None
+    min_tokens: Annotated[int, Field(ge=0)] = 0
+    options: dict[str, Option] = {}
+
+
+class ReuseSpec(Spec):
+    """How stored KV may be used.
+
+    off: not at all, not even the engine's prefix cache. prefix: the prefix cache only. reuse: chunks as they are stored,
+    nothing repaired. blend: chunks with the share `ratio` of their rows recomputed, chosen by `selector`.
+    """
+
+    mode: Literal["off", "prefix", "reuse", "blend"] = "prefix"
+    ratio: Annotated[float, Field(ge=0, le=1)] = 0.15
+    selector: Text = "kv_deviation"
+    min_chunk_tokens: Annotated[int, Field(ge=1)] = 64
+
+
+class ProtectSpec(Spec):
+    """What no step may rewrite, beyond code, tool schemas, tool calls and the question, which nothing can open.
+
+    `last_user: false` opens the documents inside the user's message, at the price of the prefix cache in later turns.
+    """
+
+    system: bool = True
+    last_user: bool = True
+    roles: Items[Text] = ()
+    kinds: Items[KindName] = ()
+
+
+class QualitySpec(Spec):
+    """Bounds on what may be lost. `max_removed`: the share of a segment that lossy steps together may take away."""
+
+    max_removed: Annotated[float, Field(ge=0, lt=1)] = 0.8
+
+
+class Policy(Spec):
+    """What may be done to a request. In a file every field is optional, and what is not given comes from `extends`.
+
+    `min_prompt_tokens`: below it nothing is done; it is applied to the prompt up to each segment (see plan.py).
+    `token_value_ms`: what a saved prompt token is worth in milliseconds beyond its prefill (a provider's price, for
+    example), in the planner's break-even.
+    `allow_client_policy`: which other policies a client may ask for where this one would apply: all, none or a list of
+    names (held as ("*",), () or the names).
+    """
+
+    extends: Text | None = None
+    description: str = ""
+    retrieve: RetrieveSpec | None = None
+    compress: Items[CompressSpec] = ()
+    reuse: ReuseSpec = ReuseSpec()
+    protect: ProtectSpec = ProtectSpec()
+    quality: QualitySpec = QualitySpec()
+    min_prompt_tokens: Annotated[int, Field(ge=0)] = 0
+    token_value_ms: Annotated[float, Field(ge=0)] = 0.0
+    allow_client_policy: PolicyNames = ("*",)
+
+    @property
+    def passthrough(self) -> bool:
+        """Whether a request goes out as the bytes that came in."""
+        return self.retrieve is None and not self.compress
+
+
+class TokenRange(Spec):
+    """Prompt size in tokens, both ends included."""
+
+    min: Annotated[int, Field(ge=0)] = 0
+    max: Annotated[int, Field(ge=0)] | None = None
+
+    @model_validator(mode="after")
+    def _ordered(self) -> "TokenRange":
+        if self.max is not None and self.max < self.min:
+            raise ValueError("min must not be greater than max")
+        return self
+
+
+class MatchSpec(Spec):
+    """All given conditions must hold. `model` and header values are globs (*, ?, [abc]); header names ignore case."""
+
+    model: Text | None = None
+    header: dict[Text, Text] = {}
+    api_key: Text | None = None
+    api_key_sha256: Sha256 | None = None
+    prompt_tokens: TokenRange | None = None
+
+
+class RouteSpec(Spec):
+    """Requests that match get this policy, this backend, or both. The first matching route wins."""
+
+    match: MatchSpec = MatchSpec()
+    policy: Text | None = None
+    backend: Text | None = None
+
+    @model_validator(mode="after")
+    def _does_something(self) -> "RouteSpec":
+        if self.policy is None and self.backend is None:
+            raise ValueError("a route needs a policy, a backend or both")
+        return self
+
+
+class ApiKeySpec(Spec):
+    """A key that clients may use, by its digest or by the environment variable that holds it."""
+
+    name: Text
+    sha256: Sha256 | None = None
+    env: EnvironmentName | None = None
+
+    @model_validator(mode="after")
+    def _one_source(self) -> "ApiKeySpec":
+        if (self.sha256 is None) == (self.env is None):
+            raise ValueError("give exactly one of sha256 and env")
+        return self
+
+
+class ServerSpec(Spec):
+    """The HTTP server and its limits. Without `api_keys` everybody is let in."""
+
+    host: Text = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65_535)] = 8000
+    max_body_bytes: Bytes = 16 * 2**20
+    max_depth: Annotated[int, Field(ge=4, le=1000)] = 128
+    request_timeout: Seconds = 600.0
+    drain_timeout: Annotated[float, Field(ge=0, le=86_400)] = 30.0
+    api_keys: Items[ApiKeySpec] = ()
+
+
+class KVCacheSpec(Spec):
+    """The chunk store: `ram` and `disk` are its byte budgets, 0 turns a tier off."""
+
+    ram: Bytes = 512 * 2**20
+    disk: Bytes = 4 * 2**30
+    path: Text | None = None
+
+
+class CollectionsSpec(Spec):
+    """Where document collections lie."""
+
+    root: Text | None = None
+
+
+class ModelsSpec(Spec):
+    """Model files: where they are cached, and the embedding model of collections and extractive compression."""
+
+    cache: Text | None = None
+    embedder: Text = "all-minilm-l6-v2"
+
+
+class PolicyFile(Spec):
+    """The whole file."""
+
+    version: Annotated[Literal[1], BeforeValidator(_version)]
+    default_policy: Text = "lossless"
+    server: ServerSpec = ServerSpec()
+    backends: Annotated[dict[Text, Annotated[Backend, Field(discriminator="kind")]], Field(min_length=1)] = {
+        DEFAULT_BACKEND: EmbeddedBackend(kind="embedded")
+    }
+    policies: dict[Text, Policy] = {}
+    routes: Items[RouteSpec] = ()
+    kv_cache: KVCacheSpec = KVCacheSpec()
+    collections: CollectionsSpec = CollectionsSpec()
+    models: ModelsSpec = ModelsSpec()
