@@ -1,0 +1,68 @@
+"""One chunk as bytes: the safetensors format with metadata that lets a reader trust nothing but what it checks.
+
+Tensors `k`, `v` [layers, tokens, kv_heads, head_dim] and `ids` int32 [tokens]. Metadata: format version, key, model
+fingerprint, token count, position of the first token, and the XXH3-128 checksum of all of these and the tensors' bytes.
+"""
+
+import json
+
+import safetensors
+import safetensors.torch
+import torch
+import xxhash
+
+from ..backend_engine.types import KVBlock
+from .keys import FORMAT_VERSION, ChunkKey, ids_to_bytes
+from .store import StoredChunk
+
+
+class DamagedChunk(Exception):
+    """The bytes are not this key's chunk: truncated, flipped, of another model or format. The message says which."""
+
+
+def encode(key: ChunkKey, chunk: StoredChunk) -> bytes:
+    """The whole file of a chunk."""
+    ids = torch.frombuffer(bytearray(ids_to_bytes(chunk.ids)), dtype=torch.int32)
+    tensors = {"ids": ids, "k": chunk.kv.k.contiguous(), "v": chunk.kv.v.contiguous()}
+    metadata = _metadata(key, chunk.position)
+    return safetensors.torch.save(tensors, metadata | {"checksum": _checksum(metadata, tensors)})
+
+
+def decode(data: bytes, *, key: ChunkKey) -> StoredChunk:
+    """The chunk in `data`; raises DamagedChunk unless it is, bit for bit, what was encoded under `key`."""
+    try:
+        tensors = safetensors.torch.load(data)
+        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"]
+    except (safetensors.SafetensorError, ValueError, KeyError) as exc:
+        raise DamagedChunk(f"not a complete safetensors file with metadata ({exc})") from exc
+    position = header.get("position", "")
+    if not (position.isascii() and position.isdigit() and len(position) < 10):
+        raise DamagedChunk(f"position is {position!r}")
+    expected = _metadata(key, int(position))
+    for name, value in expected.items():
+        if header.get(name) != value:
+            raise DamagedChunk(f"{name} is {header.get(name)!r}, not {value!r}")
+    if set(tensors) != {"ids", "k", "v"} or header.get("checksum") != _checksum(expected, tensors):
+        raise DamagedChunk("the checksum does not match the content")
+    return StoredChunk(tuple(tensors["ids"].tolist()), KVBlock(tensors["k"], tensors["v"]), int(position))
+
+
+def _metadata(key: ChunkKey, position: int) -> dict[str, str]:
+    return {
+        "format": f"promptsluice-chunk-{FORMAT_VERSION}",
+        "key": key.digest,
+        "fingerprint": key.fingerprint,
+        "tokens": str(key.tokens),
+        "position": str(position),
+    }
+
+
+def _checksum(metadata: dict[str, str], tensors: dict[str, torch.Tensor]) -> str:
+    # XXH3 runs at memory speed where BLAKE2b takes as long as the read; this guards against damage, not against attack.
+    digest = xxhash.xxh3_128()
+    digest.update(json.dumps(metadata, sort_keys=True).encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()

@@ -1,0 +1,95 @@
+"""The RAM tier: a byte-budgeted LRU of chunks. Evictions go to a callback, which may spill them to a slower tier."""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import replace
+
+from .keys import ChunkKey
+from .store import ChunkStore, StoredChunk, TierStats
+
+
+class RamStore(ChunkStore):
+    """Chunks in this process's memory, at most `budget` bytes of them, least recently used out first.
+
+    `on_evict(key, chunk)` is called for each chunk that leaves for want of room, on the thread whose `put` needed it,
+    after the chunk has left and outside the lock, so it may take its time. Nothing survives the process.
+    """
+
+    def __init__(self, budget: int, *, on_evict: Callable[[ChunkKey, StoredChunk], object] | None = None) -> None:
+        self._budget = budget
+        self._on_evict = on_evict
+        self._chunks: OrderedDict[ChunkKey, StoredChunk] = OrderedDict()  # least recently used first
+        self._lock = threading.Lock()
+        self._bytes = self._hits = self._misses = self._evictions = self._refused = 0
+
+    def get(self, key: ChunkKey) -> StoredChunk | None:
+        with self._lock:
+            chunk = self._chunks.get(key)
+            if chunk is None:
+                self._misses += 1
+                return None
+            self._hits += 1
+            self._chunks.move_to_end(key)
+            return chunk
+
+    def put(self, key: ChunkKey, chunk: StoredChunk) -> bool:
+        with self._lock:
+            self._drop(key)
+            if chunk.nbytes > self._budget:
+                self._refused += 1
+                return False
+            self._chunks[key] = replace(chunk, tier="ram")
+            self._bytes += chunk.nbytes
+            evicted = self._make_room()
+        if self._on_evict is not None:
+            for old_key, old in evicted:
+                self._on_evict(old_key, old)
+        return True
+
+    def contains(self, key: ChunkKey) -> bool:
+        with self._lock:
+            return key in self._chunks
+
+    def delete(self, key: ChunkKey) -> bool:
+        with self._lock:
+            return self._drop(key)
+
+    def stats(self) -> tuple[TierStats, ...]:
+        with self._lock:
+            return (
+                TierStats(
+                    tier="ram",
+                    hits=self._hits,
+                    misses=self._misses,
+                    entries=len(self._chunks),
+                    bytes=self._bytes,
+                    budget=self._budget,
+                    evictions=self._evictions,
+                    refused=self._refused,
+                ),
+            )
+
+    def flush(self) -> None:
+        return  # memory survives nothing
+
+    def peek(self, key: ChunkKey) -> StoredChunk | None:
+        """The chunk without counting or touching it: for a tier above that moves chunks about."""
+        with self._lock:
+            return self._chunks.get(key)
+
+    def _drop(self, key: ChunkKey) -> bool:
+        chunk = self._chunks.pop(key, None)
+        if chunk is None:
+            return False
+        self._bytes -= chunk.nbytes
+        return True
+
+    def _make_room(self) -> list[tuple[ChunkKey, StoredChunk]]:
+        evicted = []
+        while self._bytes > self._budget:
+            key, chunk = self._chunks.popitem(last=False)
+            self._bytes -= chunk.nbytes
+            evicted.append((key, chunk))
+        self._evictions += len(evicted)
+        return evicted

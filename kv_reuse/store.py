@@ -1,0 +1,105 @@
+"""The contract of a chunk store, the record that it holds, its counters, and the store that keeps nothing."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+from ..backend_engine.types import KVBlock
+from .keys import ChunkKey
+
+
+@dataclass(frozen=True, slots=True)
+class StoredChunk:
+    """A chunk's token ids and its KV on the CPU. Tensors are shared with every reader: nobody writes into them.
+
+    `position` is the place of the first token that the keys are rotated for (0 for a chunk computed alone). `tier` is
+    filled in by the store that delivers the chunk ("ram", "disk").
+    """
+
+    ids: tuple[int, ...]
+    kv: KVBlock
+    position: int = 0
+    tier: str = ""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that a budget counts: keys, values, and four bytes a token id."""
+        return self.kv.nbytes + 4 * len(self.ids)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierStats:
+    """Counters of one tier since it was opened; `entries` and `bytes` are what it holds now.
+
+    `evictions` left for want of room, `corrupt` were found damaged or foreign and removed, `refused` were not stored
+    (larger than the budget, disk full).
+    """
+
+    tier: str
+    hits: int = 0
+    misses: int = 0
+    entries: int = 0
+    bytes: int = 0
+    budget: int = 0
+    evictions: int = 0
+    corrupt: int = 0
+    refused: int = 0
+
+
+class ChunkStore(ABC):
+    """Keeps the KV of chunks under their content keys.
+
+    Every method may touch a disk: call them from worker threads, never from an event loop. All are safe to call from
+    several threads at a time. A store is a cache, so it may forget anything at any time, and trouble with what it keeps
+    (damage, a full disk, a file that vanished) is a miss or a refusal that is logged, never an exception. What it does
+    deliver is exactly what was put under that key.
+    """
+
+    @abstractmethod
+    def get(self, key: ChunkKey) -> StoredChunk | None:
+        """The chunk, now the most recently used one, or None. Counts as a hit or a miss."""
+
+    @abstractmethod
+    def put(self, key: ChunkKey, chunk: StoredChunk) -> bool:
+        """Keep the chunk as the most recently used one, evicting others as needed; False where it could not be kept.
+
+        The caller hands the tensors over and must not change them afterwards. They should own their memory: a view
+        would hold its whole base alive beyond the budget.
+        """
+
+    @abstractmethod
+    def contains(self, key: ChunkKey) -> bool:
+        """Whether `get` would probably hit; reads no KV, changes neither order nor counters."""
+
+    @abstractmethod
+    def delete(self, key: ChunkKey) -> bool:
+        """Forget the chunk; True if there was one."""
+
+    @abstractmethod
+    def stats(self) -> tuple[TierStats, ...]:
+        """Counters of each tier, fastest first."""
+
+    @abstractmethod
+    def flush(self) -> None:
+        """Make what is held survive this process, as far as the store has a place for that."""
+
+
+class EmptyStore(ChunkStore):
+    """Keeps nothing: reuse is off, or a test wants only misses."""
+
+    def get(self, key: ChunkKey) -> StoredChunk | None:
+        return None
+
+    def put(self, key: ChunkKey, chunk: StoredChunk) -> bool:
+        return False
+
+    def contains(self, key: ChunkKey) -> bool:
+        return False
+
+    def delete(self, key: ChunkKey) -> bool:
+        return False
+
+    def stats(self) -> tuple[TierStats, ...]:
+        return ()
+
+    def flush(self) -> None:
+        return

@@ -1,0 +1,221 @@
+"""What every chunk store promises, and what the RAM tier and the tiers together add to it."""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from promptsluice.backend_engine.types import KVBlock
+from promptsluice.kv_reuse import (
+    ChunkKey,
+    ChunkStore,
+    DiskStore,
+    EmptyStore,
+    KeySpace,
+    RamStore,
+    StoredChunk,
+    TieredStore,
+    open_store,
+)
+from promptsluice.prompt.errors import ConfigError
+
+SPACE = KeySpace("model", "salt")
+TOKEN_BYTES = 2 * (2 * 3 * 4 * 4) + 4  # k and v of 2 layers, 3 heads, 4 dims in float32, and the id
+
+
+def make(number: int, tokens: int = 5, dtype: torch.dtype = torch.float32) -> tuple[ChunkKey, StoredChunk]:
+    generator = torch.Generator().manual_seed(number)
+    k, v = (torch.randn(2, tokens, 3, 4, generator=generator).to(dtype) for _ in range(2))
+    ids = (number, *range(1, tokens))
+    return SPACE.key(ids), StoredChunk(ids, KVBlock(k, v))
+
+
+def same(a: StoredChunk | None, b: StoredChunk) -> bool:
+    if a is None or (a.ids, a.position) != (b.ids, b.position) or a.kv.k.dtype != b.kv.k.dtype:
+        return False
+    return torch.equal(a.kv.k, b.kv.k) and torch.equal(a.kv.v, b.kv.v)
+
+
+STORES: dict[str, Callable[[Path], ChunkStore]] = {
+    "ram": lambda path: RamStore(1 << 20),
+    "disk": lambda path: DiskStore(path, 1 << 20),
+    "tiered": lambda path: open_store(ram=1 << 20, disk=1 << 20, path=path),
+    "tiered, all on disk": lambda path: open_store(ram=1, disk=1 << 20, path=path),
+}
+
+
+@pytest.fixture(params=STORES)
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> ChunkStore:
+    return STORES[request.param](tmp_path / "kv")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_what_was_put_comes_back_bit_for_bit(store: ChunkStore, dtype: torch.dtype):
+    (key, chunk), (other, _) = make(1, dtype=dtype), make(2)
+    assert not store.contains(key) and store.get(key) is None
+    assert store.put(key, chunk)
+    assert store.contains(key) and same(store.get(key), chunk)
+    assert not store.contains(other) and store.get(other) is None
+
+
+def test_the_position_is_kept(store: ChunkStore):
+    key, chunk = make(1)
+    moved = StoredChunk(chunk.ids, chunk.kv, position=37)
+    store.put(key, moved)
+    assert same(store.get(key), moved)
+
+
+def test_deleted_is_gone(store: ChunkStore):
+    key, chunk = make(1)
+    store.put(key, chunk)
+    store.flush()
+    assert store.delete(key)
+    assert store.get(key) is None and not store.delete(key)
+    assert sum(tier.entries for tier in store.stats()) == 0
+
+
+def test_a_chunk_that_is_kept_twice_is_counted_once(store: ChunkStore):
+    key, chunk = make(1)
+    store.put(key, chunk)
+    store.put(key, chunk)
+    assert max(tier.entries for tier in store.stats()) == 1
+    assert max(tier.bytes for tier in store.stats()) < 2 * chunk.nbytes + 1024
+
+
+def test_the_empty_store_keeps_nothing():
+    store = EmptyStore()
+    key, chunk = make(1)
+    assert not store.put(key, chunk)
+    store.flush()
+    assert store.get(key) is None and not store.contains(key) and not store.delete(key) and store.stats() == ()
+
+
+def test_open_store_picks_the_tiers_that_have_a_budget(tmp_path: Path):
+    assert [tier.tier for tier in open_store().stats()] == []
+    assert [tier.tier for tier in open_store(ram=1).stats()] == ["ram"]
+    assert [tier.tier for tier in open_store(disk=1, path=tmp_path).stats()] == ["disk"]
+    assert [tier.tier for tier in open_store(ram=1, disk=1, path=tmp_path).stats()] == ["ram", "disk"]
+    with pytest.raises(ConfigError, match="the folder of the chunk files"):
+        open_store(disk=1)
+    with pytest.raises(ConfigError, match="ram must not be negative"):
+        open_store(ram=-1)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="cannot be used"):
+        open_store(disk=1, path=tmp_path / "file")
+
+
+Action = tuple[str, int]
+ACTIONS = st.lists(st.tuples(st.sampled_from(["put", "get", "delete"]), st.integers(0, 7)), max_size=40)
+
+
+class NaiveLru:
+    """Least recently used out first, by tokens; the model that the real stores are held against."""
+
+    def __init__(self, budget: int) -> None:
+        self.budget, self.held, self.evicted = budget, OrderedDict[int, int](), []
+
+    def act(self, verb: str, number: int) -> bool:
+        if verb == "delete":
+            return self.held.pop(number, None) is not None
+        if verb == "get":
+            if number in self.held:
+                self.held.move_to_end(number)
+            return number in self.held
+        self.held.pop(number, None)
+        if number + 1 > self.budget:
+            return False
+        self.held[number] = number + 1
+        while sum(self.held.values()) > self.budget:
+            self.evicted.append(self.held.popitem(last=False)[0])
+        return True
+
+
+def act(store: ChunkStore, verb: str, number: int) -> bool:
+    key, chunk = make(number, tokens=number + 1)
+    if verb == "put":
+        return store.put(key, chunk)
+    return store.delete(key) if verb == "delete" else store.get(key) is not None
+
+
+@given(ACTIONS, st.integers(0, 20))
+def test_ram_evicts_like_the_naive_model(actions: list[Action], budget: int):
+    evicted: list[int] = []
+    store = RamStore(budget * TOKEN_BYTES, on_evict=lambda key, chunk: evicted.append(chunk.ids[0]))
+    naive = NaiveLru(budget)
+    for verb, number in actions:
+        assert act(store, verb, number) == naive.act(verb, number)
+    assert evicted == naive.evicted
+    (stats,) = store.stats()
+    held = sum(naive.held.values())
+    assert (stats.entries, stats.bytes, stats.evictions) == (len(naive.held), held * TOKEN_BYTES, len(evicted))
+
+
+@settings(deadline=None)
+@given(ACTIONS, st.integers(1, 12), st.integers(0, 12))
+def test_tiers_lose_nothing_that_one_of_them_has_room_for(actions: list[Action], ram: int, disk: int):
+    """An unbounded naive model says what may be there; the tiers may have evicted it only from the bottom."""
+    bottom = RamStore(disk * TOKEN_BYTES)
+    store = TieredStore(bottom, ram_budget=ram * TOKEN_BYTES)
+    known: set[int] = set()
+    for verb, number in actions:
+        found = act(store, verb, number)
+        lost = bottom.stats()[0]
+        if verb == "put":
+            known.add(number)
+            assert found or number + 1 > max(ram, disk)
+        elif verb == "get":
+            assert not found or number in known
+            assert found or number not in known or lost.evictions + lost.refused > 0
+        elif number in known:
+            known.remove(number)
+    for tier in store.stats():
+        assert tier.bytes <= tier.budget
+
+
+def test_ram_evictions_spill_and_disk_hits_are_promoted(tmp_path: Path):
+    first, second = make(1), make(2)
+    store = open_store(ram=first[1].nbytes, disk=1 << 20, path=tmp_path)
+    store.put(*first)
+    assert [tier.entries for tier in store.stats()] == [1, 0]
+    store.put(*second)
+    assert [tier.entries for tier in store.stats()] == [1, 1]
+    tiers = [getattr(store.get(first[0]), "tier", None) for _ in range(2)]
+    assert tiers == ["disk", "ram"]
+    assert [tier.entries for tier in store.stats()] == [1, 2]
+    assert same(store.get(second[0]), second[1])
+
+
+def test_flush_makes_chunks_survive(tmp_path: Path):
+    store = open_store(ram=1 << 20, disk=1 << 20, path=tmp_path)
+    for number in range(3):
+        store.put(*make(number))
+    store.flush()
+    reopened = open_store(ram=1 << 20, disk=1 << 20, path=tmp_path)
+    assert all(same(reopened.get(make(number)[0]), make(number)[1]) for number in range(3))
+
+
+def test_threads_share_a_store(store: ChunkStore):
+    wrong: list[int] = []
+
+    def work(seed: int) -> None:
+        for step in range(30):
+            key, chunk = make((seed * 7 + step * 5) % 6)
+            store.put(key, chunk)
+            found = store.get(key)
+            if found is not None and not same(found, chunk):
+                wrong.append(step)
+            if step % 4 == seed:
+                store.delete(key)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    for tier in store.stats():
+        assert 0 <= tier.bytes <= tier.budget and tier.corrupt == 0 and tier.entries <= 6
