@@ -1,0 +1,71 @@
+"""Who owns which page of the KV pool: reference counts on the host. It never touches the KV itself.
+
+A page is free exactly if its count is 0. Sequences and the prefix tree each hold one reference on a page that they use.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+Pages = NDArray[np.int32]
+
+
+class PageAllocator:
+    """Hands out pages, consecutive ones where it can: attention reads a consecutive run without gathering it."""
+
+    def __init__(self, pages: int) -> None:
+        assert pages > 0, pages
+        self.pages = pages
+        self.free = pages
+        self._refs = np.zeros(pages, dtype=np.int32)
+
+    def refs(self, pages: Pages) -> Pages:
+        """Reference counts of `pages`."""
+        return self._refs[pages]
+
+    def alloc(self, count: int, *, after: int = -1) -> Pages:
+        """Take `count` free pages, each with one reference. The caller has checked that `free >= count`.
+
+        `after` is the page that the new ones continue; they follow it directly if those are free. Otherwise they begin
+        in the longest free run, in its middle where that leaves room, so that sequences side by side can grow in
+        place.
+        """
+        assert 0 <= count <= self.free, (count, self.free)
+        if count == 0:
+            return np.empty(0, dtype=np.int32)
+        follow = np.arange(after + 1, after + 1 + count, dtype=np.int32)
+        if after < 0 or after + count >= self.pages or self._refs[follow].any():
+            follow = self._place(count)
+        self._refs[follow] = 1
+        self.free -= count
+        return follow
+
+    def ref(self, pages: Pages) -> None:
+        """Add a reference to each of `pages` (distinct, all in use)."""
+        assert (self._refs[pages] > 0).all(), pages
+        self._refs[pages] += 1
+
+    def unref(self, pages: Pages) -> None:
+        """Drop a reference from each of `pages` (distinct); those that reach 0 are free."""
+        assert (self._refs[pages] > 0).all(), pages
+        self._refs[pages] -= 1
+        self.free += int(np.count_nonzero(self._refs[pages] == 0))
+
+    def _place(self, count: int) -> Pages:
+        free = np.flatnonzero(self._refs == 0).astype(np.int32)
+        borders = np.flatnonzero(np.diff(free) != 1) + 1
+        starts = np.concatenate(([0], borders))
+        lengths = np.diff(np.concatenate((starts, [len(free)])))
+        longest = int(lengths.argmax())
+        start, length = int(starts[longest]), int(lengths[longest])
+        if length >= count:
+            # The page before the run may belong to a sequence that grows into it; at the pool's start there is none.
+            offset = 0 if free[start] == 0 else min(length // 2, length - count)
+            return free[start + offset : start + offset + count]
+        order = np.argsort(-lengths, kind="stable")
+        pieces = [free[starts[run] : starts[run] + lengths[run]] for run in order]
+        return np.sort(np.concatenate(pieces)[:count])
+
+    def check(self) -> None:
+        """Assert the invariants; for tests."""
+        assert (self._refs >= 0).all()
+        assert self.free == int(np.count_nonzero(self._refs == 0)), self.free

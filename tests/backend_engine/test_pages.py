@@ -1,0 +1,52 @@
+"""The page allocator's counts and its preference for consecutive pages."""
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+from promptsluice.backend_engine.pages import PageAllocator
+
+
+def test_a_run_of_pages_is_consecutive_and_grows_in_place() -> None:
+    allocator = PageAllocator(64)
+    first, second = allocator.alloc(4), allocator.alloc(4)
+    assert np.diff(first).tolist() == np.diff(second).tolist() == [1, 1, 1]
+    assert allocator.alloc(2, after=int(first[-1])).tolist() == [first[-1] + 1, first[-1] + 2]
+    assert allocator.alloc(1, after=int(second[-1])).tolist() == [second[-1] + 1]
+
+
+def test_fragments_are_used_when_no_run_is_long_enough() -> None:
+    allocator = PageAllocator(8)
+    pages = allocator.alloc(8)
+    allocator.unref(pages[::2])
+    assert allocator.alloc(4).tolist() == [0, 2, 4, 6]
+    assert allocator.free == 0
+
+
+def test_a_page_is_free_only_when_its_last_reference_goes() -> None:
+    allocator = PageAllocator(4)
+    pages = allocator.alloc(3)
+    allocator.ref(pages[:2])
+    allocator.unref(pages)
+    assert allocator.free == 2
+    allocator.unref(pages[:2])
+    assert allocator.free == 4
+
+
+@given(st.integers(1, 40), st.lists(st.tuples(st.sampled_from(["alloc", "grow", "ref", "drop"]), st.integers(0, 9))))
+def test_counts_agree_with_a_plain_dictionary(size: int, steps: list[tuple[str, int]]) -> None:
+    allocator, owners = PageAllocator(size), list[np.ndarray]()
+    for action, number in steps:
+        if action == "alloc" and number <= allocator.free:
+            owners.append(allocator.alloc(number))
+        elif action == "grow" and owners and allocator.free and len(owners[-1]):
+            owners[-1] = np.concatenate((owners[-1], allocator.alloc(1, after=int(owners[-1][-1]))))
+        elif action == "ref" and owners:
+            allocator.ref(owners[number % len(owners)])
+            owners.append(owners[number % len(owners)])
+        elif action == "drop" and owners:
+            allocator.unref(owners.pop(number % len(owners)))
+        counts = np.zeros(size, dtype=int)
+        for pages in owners:
+            np.add.at(counts, pages, 1)
+        assert allocator.refs(np.arange(size, dtype=np.int32)).tolist() == counts.tolist()
+        allocator.check()
