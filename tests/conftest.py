@@ -18,8 +18,8 @@ def _tiny(architecture: str, path: Path, **extra: object) -> Path:
 
     config = getattr(transformers, f"{architecture}Config")(
         vocab_size=512,
-        hidden_size=64,
-        intermediate_size=96,
+        hidden_size=96,
+        intermediate_size=128,
         num_hidden_layers=4,
         num_attention_heads=6,
         num_key_value_heads=2,
