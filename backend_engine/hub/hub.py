@@ -138,13 +138,15 @@ def _folder(card: ModelCard) -> str:
 
 def _local(name: str) -> Path | None:
     """The folder or GGUF file that the name spells out, None if it is no path of an existing one."""
-    if name in CATALOGUE or "\0" in name:
+    # os.path instead of pathlib: for any odd string the answer is no, never an exception.
+    spelled = os.path.expanduser(name)
+    if name in CATALOGUE or not name:
         return None
-    path = Path(name).expanduser()
-    if path.is_file() and path.suffix == ".gguf":
-        return path
-    if not path.is_dir():
+    if spelled.endswith(".gguf") and os.path.isfile(spelled):
+        return Path(spelled)
+    if not os.path.isdir(spelled):
         return None
+    path = Path(spelled)
     if missing := missing_part(path):
         raise ModelUnavailable(f"the folder {name} is no complete model: it has no {missing}")
     return path
@@ -153,7 +155,7 @@ def _local(name: str) -> Path | None:
 def _card(name: str) -> ModelCard:
     if name in CATALOGUE:
         return CATALOGUE[name]
-    if _HUB_ID.fullmatch(name) and not name.endswith(".gguf"):
+    if _HUB_ID.fullmatch(name) and len(name) <= 96 and not name.endswith(".gguf"):
         return ModelCard(name=name, kind=None, hub_id=name)
     known = ", ".join(CATALOGUE)
     raise UnknownModel(f"no model, folder or GGUF file is called {name!r}; known names are {known}, or give a hub id")
