@@ -6,7 +6,7 @@ objects) that came in.
 
 import copy
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Self
 
@@ -130,15 +130,6 @@ class Prompt:
         return self._with(
             segments=tuple(
                 replace(segment, text=texts[segment.id]) if segment.id in texts else segment
-                for segment in self._segments
-            )
-        )
-
-    def closed_except(self, open_ids: Collection[int]) -> Self:
-        """The same prompt in which only the segments of these ids may be rewritten, if they could be at all."""
-        return self._with(
-            segments=tuple(
-                segment if segment.id in open_ids or not segment.rewritable else replace(segment, rewritable=False)
                 for segment in self._segments
             )
         )

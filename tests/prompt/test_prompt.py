@@ -124,14 +124,6 @@ def test_insert_before_goes_into_the_leaf() -> None:
     assert json.loads(again.render())["messages"][:-1] == TOOL_TURN[:-1]
 
 
-def test_closed_except_opens_nothing_that_was_closed() -> None:
-    prompt = Prompt.from_body(body(TOOL_TURN))
-    opened = [segment.id for segment in prompt.segments if segment.rewritable]
-    view = prompt.closed_except({opened[0], prompt.segments[0].id})
-    assert [segment.id for segment in view.segments if segment.rewritable] == opened[:1]
-    assert view.render() == prompt.render()
-
-
 def test_drop_units_takes_calls_and_results_together() -> None:
     prompt = Prompt.from_body(body(TOOL_TURN))
     dropped = prompt.drop_units([prompt.segments[3].unit])
