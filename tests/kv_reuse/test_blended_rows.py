@@ -232,3 +232,26 @@ def test_the_reference_would_notice_a_wrong_mask_and_wrong_rows(reference: Refer
     }
     for fault, outcome in faults.items():
         assert (outcome.logits - right).abs().max() > 1e-2, fault
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ratio", [0.15, 1.0])
+def test_the_real_model_blends_as_the_reference_does(smollm2_dir: Path, ratio: float):
+    model = load_model(smollm2_dir, dtype="float32")
+    assert model.tokenizer is not None
+    texts = ["A query parameter has a default value.", "Paths are matched in order.", "A body is read as JSON."]
+    ids = model.tokenizer.encode_plain("Answer from the documents.\n")
+    spans: list[tuple[int, int]] = []
+    for text in (texts[0], texts[2], texts[1], texts[0]):
+        chunk = model.tokenizer.encode_plain(f"\n{text}\n")
+        spans.append((len(ids), len(chunk)))
+        ids = [*ids, *chunk]
+    case = Case([*ids, *model.tokenizer.encode_plain("Question: which default?")], spans, ratio, layer=1, seed=0)
+    selector = RandomRows(0, layer=1)
+    bench = Bench(model, seed=0)
+    part = bench.add_blended(case, selector)
+    (logits,) = bench.run()
+    reference = Reference(smollm2_dir)
+    rows = repaired(case, selector)
+    expected = reference.blended(case.ids, spans, layer=1, repaired=rows) if ratio < 1 else reference.full(case.ids)
+    check(bench, part, logits, expected)

@@ -1,0 +1,187 @@
+"""The planner of reused spans and the warmer, over a prefiller that only counts."""
+
+import threading
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+import torch
+from promptsluice.backend_engine.rope import Rope
+from promptsluice.backend_engine.spec import ModelSpec, spec_from_config
+from promptsluice.backend_engine.types import GenerationRequest, KVBlock, Result, RowSelector
+from promptsluice.kv_reuse import ChunkStore, EmptyStore, KVDeviation, RamStore, Reuser, WarmReport, repositioned
+from promptsluice.prompt.errors import BadRequest, ConfigError, Overloaded
+
+SPEC = spec_from_config(
+    {
+        "architectures": ["LlamaForCausalLM"],
+        "vocab_size": 100,
+        "hidden_size": 16,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "intermediate_size": 8,
+        "max_position_embeddings": 64,
+    }
+)
+A, B, C = tuple(range(10, 20)), tuple(range(30, 42)), tuple(range(50, 58))
+
+
+@dataclass
+class Prefiller:
+    """Stands in for the engine's service: KV that only depends on the ids, and a list of what was asked."""
+
+    seen: list[GenerationRequest] = field(default_factory=list)
+    fail_at: int | None = None
+
+    def run(self, request: GenerationRequest) -> Result:
+        if len(self.seen) == self.fail_at:
+            raise Overloaded("the queue is full")
+        self.seen.append(request)
+        return Result(
+            finish_reason="length", prompt_tokens=len(request.ids), completion_tokens=0, kv=kv_of(request.ids)
+        )
+
+
+def kv_of(ids: Any) -> KVBlock:
+    generator = torch.Generator().manual_seed(hash(tuple(ids)))
+    shape = (SPEC.layers, len(ids), SPEC.kv_heads, SPEC.head_dim)
+    return KVBlock(torch.randn(shape, generator=generator), torch.randn(shape, generator=generator))
+
+
+def make(store: ChunkStore | None = None, **options: Any) -> tuple[Reuser, Prefiller]:
+    prefiller = Prefiller()
+    store = store if store is not None else RamStore(1 << 20)
+    return Reuser(prefiller, store, **{"spec": SPEC, "fingerprint": "model", "min_tokens": 4, **options}), prefiller
+
+
+def test_warm_computes_only_what_is_missing_and_reports_it():
+    reuser, prefiller = make()
+    told: list[tuple[int, int]] = []
+    assert reuser.warm([A, B, A], progress=lambda done, total: told.append((done, total))) == WarmReport(computed=2)
+    assert told == [(1, 2), (2, 2)]
+    assert reuser.warm([list(A), C, (1, 2)]) == WarmReport(computed=1, present=1, skipped=1)
+    assert [request.ids for request in prefiller.seen] == [A, B, C]
+    for request in prefiller.seen:
+        assert request.keep_kv and not request.prefix_cache and request.sampling.max_tokens == 0
+        assert request.priority < 0 and request.reuse is None
+
+
+def test_warm_keeps_what_was_done_when_the_engine_refuses():
+    reuser, prefiller = make()
+    prefiller.fail_at = 1
+    with pytest.raises(Overloaded):
+        reuser.warm([A, B])
+    prefiller.fail_at = None
+    assert reuser.warm([A, B]) == WarmReport(computed=1, present=1)
+
+
+def test_warm_says_when_the_store_refuses_and_when_a_chunk_is_too_long():
+    reuser, _ = make(EmptyStore())
+    assert reuser.warm([A, range(65)]) == WarmReport(refused=1, skipped=1)
+
+
+def test_a_chunk_is_computed_by_one_thread_at_a_time():
+    started, go = threading.Event(), threading.Event()
+
+    class Slow(Prefiller):
+        def run(self, request: GenerationRequest) -> Result:
+            started.set()
+            assert go.wait(10)
+            return super().run(request)
+
+    slow = Slow()
+    reuser = Reuser(slow, RamStore(1 << 20), spec=SPEC, fingerprint="model", min_tokens=4)
+    first = threading.Thread(target=reuser.warm, args=([A],))
+    first.start()
+    assert started.wait(10)
+    assert reuser.warm([A]) == WarmReport(present=1)
+    go.set()
+    first.join()
+    assert len(slow.seen) == 1
+
+
+def test_plan_places_hits_and_names_misses():
+    reuser, _ = make()
+    reuser.warm([A, B])
+    ids = [*A, 1, 2, *C, *B, *A, 3, *C, 4]
+    spans = [(12, 8), (0, 10), (20, 12), (43, 8), (32, 10)]
+    plan = reuser.plan(ids, spans)
+    assert plan.hits == ((0, 10, "ram"), (20, 12, "ram"), (32, 10, "ram")) and plan.loaded_tokens == 32
+    assert plan.misses == (C,)
+    assert plan.reuse is not None and plan.reuse.ratio == 0.15 and plan.reuse.selector == KVDeviation()
+    rope = Rope(SPEC.rope)
+    for span, chunk in zip(plan.reuse.spans, (A, B, A), strict=True):
+        moved = repositioned(kv_of(chunk), rope, old=0, new=span.start)
+        assert tuple(ids[span.start : span.stop]) == chunk
+        assert torch.equal(span.kv.k, moved.k) and torch.equal(span.kv.v, moved.v)
+    assert sum(tier.hits for tier in reuser.stats()) == 2, "a chunk that occurs twice is loaded once"
+
+
+def test_the_last_token_is_never_loaded():
+    reuser, _ = make()
+    reuser.warm([A])
+    plan = reuser.plan([1, *A], [(1, 10)])
+    assert plan.reuse is not None and plan.reuse.spans[0].kv.tokens == 9 and plan.hits == ((1, 9, "ram"),)
+    reuser, _ = make(min_tokens=1)
+    assert reuser.plan([1, 2], [(1, 1)]) == (None, (), ())
+
+
+def test_modes_decide_what_is_recomputed():
+    reuser, _ = make()
+    reuser.warm([A])
+    ids, spans = [*A, 1], [(0, 10)]
+    selectors: dict[str, RowSelector | None] = {}
+    for mode in ("reuse", "blend"):
+        reuse = reuser.plan(ids, spans, mode=mode).reuse
+        assert reuse is not None
+        selectors[mode] = reuse.selector
+    assert selectors == {"reuse": None, "blend": KVDeviation()}
+    for mode in ("off", "prefix"):
+        assert reuser.plan(ids, spans, mode=mode) == (None, (), ())
+    whole = reuser.plan(ids, spans, selector=KVDeviation(layer=2, on="k"), ratio=1.0).reuse
+    assert whole is not None and (whole.selector, whole.ratio) == (KVDeviation(layer=2, on="k"), 1.0)
+    nothing = reuser.plan(ids, spans, ratio=0.0).reuse
+    assert nothing is not None and nothing.selector is None, "nobody is to be selected, so no layer need be computed"
+
+
+def test_short_spans_are_neither_hits_nor_misses():
+    reuser, _ = make()
+    assert reuser.plan([1, 2, 3, *A, 5], [(0, 3), (3, 10)]) == (None, (), (A,))
+
+
+@pytest.mark.parametrize(
+    ("options", "message", "param"),
+    [
+        ({"mode": "magic"}, "no reuse mode 'magic'; there are: off, prefix, reuse, blend", "reuse.mode"),
+        ({"ratio": 1.5}, r"between 0 and 1, got 1\.5", "reuse.ratio"),
+        ({"ratio": float("nan")}, "between 0 and 1, got nan", "reuse.ratio"),
+        ({"selector": KVDeviation(layer=3)}, "layer 3, but the model's layers are 0 to 2", "reuse.selector.layer"),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused(options: dict[str, Any], message: str, param: str):
+    reuser, _ = make()
+    with pytest.raises(BadRequest, match=message) as caught:
+        reuser.plan([*A, 1], [(0, 10)], **options)
+    assert caught.value.param == param
+
+
+def test_salts_and_models_do_not_see_each_other():
+    store = RamStore(1 << 20)
+    mine, _ = make(store, salt="mine")
+    other_model, _ = make(store, salt="mine", fingerprint="other")
+    mine.warm([A])
+    ids, spans = [*A, 1], [(0, 10)]
+    assert mine.plan(ids, spans).reuse is not None
+    assert mine.plan(ids, spans, salt="yours").misses == (A,)
+    assert other_model.plan(ids, spans).misses == (A,)
+    mine.warm([A], salt="yours")
+    assert mine.plan(ids, spans, salt="yours").reuse is not None
+    assert mine.forget([A, B]) == 1 and mine.plan(ids, spans).misses == (A,)
+    assert mine.plan(ids, spans, salt="yours").reuse is not None
+
+
+def test_a_model_whose_positions_cannot_move_is_refused():
+    spec: ModelSpec = replace(SPEC, rope=replace(SPEC.rope, kind="longrope"))
+    with pytest.raises(ConfigError, match="'longrope'"):
+        make(spec=spec)
