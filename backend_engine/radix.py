@@ -148,7 +148,7 @@ class RadixTree:
             child = node.children.get(ids[matched : matched + size].tobytes())
             if child is None:
                 break
-            node, inside = child, _common(child.ids, ids[matched:]) // size * size
+            node, inside = child, common_tokens(child.ids, ids[matched:]) // size * size
             node.used = now
             pages.append(node.pages[: inside // size])
             matched += inside
@@ -158,11 +158,11 @@ class RadixTree:
         """Of the pages that follow `place`, the one that shares the most leading tokens with `rest`, and how many."""
         node, size = place.node, self.page_size
         if place.inside < len(node.ids):
-            common = _common(node.ids[place.inside : place.inside + size], rest)
+            common = common_tokens(node.ids[place.inside : place.inside + size], rest)
             return (int(node.pages[place.inside // size]), common) if common else (-1, 0)
         best, found = 0, None
         for child in node.children.values():
-            common = _common(child.ids[:size], rest)
+            common = common_tokens(child.ids[:size], rest)
             if common > best:
                 best, found = common, child
         if found is None:
@@ -188,7 +188,7 @@ class RadixTree:
         """Add a leaf; tails that it covers go."""
         first = ids[: self.page_size]
         for child in list(parent.children.values()):
-            if len(child.ids) < self.page_size and _common(child.ids, first) == len(child.ids):
+            if len(child.ids) < self.page_size and common_tokens(child.ids, first) == len(child.ids):
                 self._drop(child.pages)
                 child.parent = None
                 del parent.children[child.key]
@@ -262,7 +262,7 @@ class RadixTree:
             yield from self._nodes(child)
 
 
-def _common(a: Ids, b: Ids) -> int:
+def common_tokens(a: Ids, b: Ids) -> int:
     """How many leading tokens are equal."""
     size = min(len(a), len(b))
     different = a[:size] != b[:size]

@@ -1,0 +1,46 @@
+"""What a request must fulfil before it may wait: everything that would make it fail or hang later is refused here."""
+
+import numpy as np
+
+from ..prompt.errors import BadRequest, ContextTooLong
+from .loader import LoadedModel
+from .types import GenerationRequest, ReusedSpan
+
+
+def check_request(request: GenerationRequest, model: LoadedModel, *, room: int) -> None:
+    """Raise BadRequest or ContextTooLong. `room`: how many tokens a sequence may have, by context and KV memory."""
+    params, ids, spec = request.sampling, np.asarray(request.ids, dtype=np.int64), model.spec
+    params.validate()
+    if not len(ids):
+        raise BadRequest("the prompt has no tokens", param="messages")
+    longest = room - (params.max_tokens != 0)
+    if len(ids) > longest:
+        raise ContextTooLong(
+            f"the prompt has {len(ids)} tokens, but there is room for {longest} (the model's context is "
+            f"{spec.max_context} tokens, and KV memory may hold fewer); shorten the prompt",
+            param="messages",
+        )
+    if ids.min() < 0 or ids.max() >= spec.vocab:
+        raise BadRequest(f"token ids must lie between 0 and {spec.vocab - 1}", param="messages")
+    if params.stop and model.tokenizer is None:
+        raise BadRequest("stop strings need a model with a tokenizer", param="stop")
+    if request.reuse is not None:
+        _check_spans(request.reuse.spans, model, prompt=len(ids))
+        if request.prompt_logprobs:
+            raise BadRequest("prompt_logprobs computes the whole prompt and excludes reuse", param="prompt_logprobs")
+
+
+def _check_spans(spans: tuple[ReusedSpan, ...], model: LoadedModel, *, prompt: int) -> None:
+    spec, end = model.spec, 0
+    for span in spans:
+        shape = (spec.layers, span.kv.tokens, spec.kv_heads, spec.head_dim)
+        if span.start < end or span.stop > prompt:
+            raise BadRequest(
+                f"reused spans must ascend within the {prompt} prompt tokens; {span.start} to {span.stop} does not",
+                param="reuse",
+            )
+        if span.kv.k.shape != shape or span.kv.v.shape != shape:
+            raise BadRequest(
+                f"a reused span has the shape {tuple(span.kv.k.shape)}; this model needs {shape}", param="reuse"
+            )
+        end = span.stop

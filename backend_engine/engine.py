@@ -1,0 +1,252 @@
+"""The engine without its thread: requests in, tokens out, one step at a time. `step` is schedule, run, postprocess."""
+
+import logging
+import math
+import secrets
+import time
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..prompt.errors import PromptsluiceError
+from .checks import check_request
+from .detokenize import Detokenizer
+from .loader import LoadedModel
+from .options import EngineOptions
+from .pages import PageAllocator
+from .pool import KVPool
+from .radix import RadixTree
+from .sampling import sample
+from .scheduler import Scheduler
+from .sequence import Phase, Sequence, Sink
+from .table import Chunk, RunningTable, StepPlan
+from .types import Delta, FinishReason, GenerationRequest, Result
+
+logger = logging.getLogger(__name__)
+
+# Rows whose logits over the whole vocabulary are in memory at a time when prompts are scored.
+SCORED_ROWS = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStats:
+    """A snapshot. Pages and requests are counts now, the others totals since the start."""
+
+    waiting: int = 0
+    running: int = 0
+    pages_total: int = 0
+    pages_free: int = 0
+    pages_cached: int = 0  # known to the prefix tree, in use or not
+    steps: int = 0
+    preemptions: int = 0
+    finished: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    reused_tokens: int = 0
+    recomputed_tokens: int = 0
+    generated_tokens: int = 0
+
+
+class Engine:
+    """Runs requests on a model. All methods but `prepare` belong to one thread."""
+
+    def __init__(self, model: LoadedModel, *, options: EngineOptions | None = None) -> None:
+        self.model = model
+        self.options = options = options or EngineOptions()
+        decoder, spec = model.decoder, model.spec
+        page_bytes = KVPool.bytes_per_token(spec, decoder.dtype) * options.page_size
+        pages = options.pages or max(2, options.kv_bytes // page_bytes)
+        self.pool = KVPool(spec, pages=pages, page_size=options.page_size, dtype=decoder.dtype, device=decoder.device)
+        self.allocator = PageAllocator(pages)
+        self.tree = RadixTree(self.allocator, page_size=options.page_size)
+        self.max_tokens = min(spec.max_context, self.pool.slots)
+        self._table = RunningTable(
+            rows=options.max_running,
+            width=math.ceil(self.max_tokens / options.page_size),
+            page_size=options.page_size,
+            device=decoder.device,
+        )
+        self._scheduler = Scheduler(
+            pool=self.pool, allocator=self.allocator, tree=self.tree, table=self._table, options=options
+        )
+        self._arrivals = 0
+        self._plan: StepPlan | None = None
+        self._totals: Counter[str] = Counter()
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._scheduler.running or self._scheduler.waiting)
+
+    @property
+    def waiting(self) -> int:
+        return len(self._scheduler.waiting)
+
+    def prepare(self, request: GenerationRequest, sink: Sink) -> Sequence:
+        """Check a request and make its state; from any thread. Raises BadRequest or ContextTooLong."""
+        check_request(request, self.model, room=self.max_tokens)
+        params, prompt = request.sampling, len(request.ids)
+        most = self.max_tokens if params.max_tokens is None else min(self.max_tokens, prompt + params.max_tokens)
+        tokenizer = self.model.tokenizer
+        return Sequence(
+            request=request,
+            sink=sink,
+            tokens=np.array(request.ids, dtype=np.int64),
+            prompt=prompt,
+            most=most,
+            length=prompt,
+            seed=secrets.randbits(63) if params.seed is None else params.seed,
+            detokenizer=Detokenizer(tokenizer, stops=params.stop) if tokenizer and most > prompt else None,
+            logprobs=torch.zeros(max(0, prompt - 1)) if request.prompt_logprobs else None,
+        )
+
+    def add(self, request: GenerationRequest, sink: Sink) -> Sequence:
+        """`prepare` and `enqueue`; returns the handle for `abort`."""
+        sequence = self.prepare(request, sink)
+        self.enqueue(sequence)
+        return sequence
+
+    def enqueue(self, sequence: Sequence) -> None:
+        self._arrivals += 1
+        sequence.order = self._arrivals
+        self._scheduler.add(sequence)
+
+    def abort(self, sequence: Sequence) -> None:
+        """End a request wherever it is; its sink gets what was held back and the reason `abort`."""
+        if sequence.phase is not Phase.DONE:
+            self._finish(sequence, "abort")
+
+    @torch.inference_mode()
+    def step(self) -> None:
+        """Run one step of all that can run. On an exception, call `fail`."""
+        self._plan = None
+        plan = self._plan = self._scheduler.schedule()
+        if plan.sequences:
+            tokens = self._run(plan)
+            self._postprocess(plan, tokens)
+        self._plan = None
+
+    def _run(self, plan: StepPlan) -> list[int]:
+        """Compute the plan's rows; score prompts that ask for it; return a new token for each of `plan.drawing`."""
+        decoder = self.model.decoder
+        hidden = decoder.forward(self._table.layout(plan), self.pool).hidden
+        drawing, place = list(range(len(plan.decodes))), len(plan.decodes)
+        for chunk in plan.chunks:
+            self._score(chunk, hidden[place : place + chunk.scored])
+            place += len(chunk.logits)
+            if chunk.draws:
+                drawing.append(place - 1)
+        if not drawing:
+            return []
+        rows = torch.tensor(drawing, device=hidden.device)
+        return sample(decoder.logits(hidden[rows]), self._table.sampling(plan.drawing)).tolist()
+
+    def _score(self, chunk: Chunk, hidden: Tensor) -> None:
+        """Log-probabilities of the prompt tokens that follow the chunk's rows, a few rows at a time."""
+        sequence = chunk.sequence
+        for start in range(0, len(hidden), SCORED_ROWS):
+            logits = self.model.decoder.logits(hidden[start : start + SCORED_ROWS])
+            first = int(chunk.rows[start])
+            following = torch.from_numpy(sequence.tokens[first + 1 : first + 1 + len(logits)]).to(logits.device)
+            chosen = logits.gather(1, following[:, None]).squeeze(1) - logits.logsumexp(-1)
+            assert sequence.logprobs is not None
+            sequence.logprobs[first : first + len(logits)] = chosen
+
+    def _postprocess(self, plan: StepPlan, tokens: list[int]) -> None:
+        self._totals["steps"] += 1
+        for chunk in plan.chunks:
+            self._scheduler.advance(chunk)
+            if chunk.last:
+                self._prefilled(chunk.sequence)
+        for sequence, token in zip(plan.drawing, tokens, strict=True):
+            try:
+                self._accept(sequence, token)
+            except Exception as error:
+                logger.exception("request %s failed", sequence.request.request_id)
+                self._scheduler.discard(sequence)
+                sequence.sink.failed(PromptsluiceError(f"the output could not be delivered: {error}"))
+
+    def _prefilled(self, sequence: Sequence) -> None:
+        if sequence.request.keep_kv and sequence.kv is None:
+            sequence.kv = self.pool.read(self._table.slots(sequence, 0, sequence.prompt))
+        if not sequence.generates:
+            self._finish(sequence, "length")
+
+    def _accept(self, sequence: Sequence, token: int) -> None:
+        """Add a token to a sequence; tell its sink; end it if this was its last."""
+        sequence.append(token)
+        self._table.set_token(sequence)
+        self._totals["generated"] += 1
+        sequence.first_token = sequence.first_token or time.monotonic()
+        reason, text = self._reason(sequence, token), ""
+        if sequence.detokenizer is not None:
+            text, stopped = sequence.detokenizer.push(token)
+            reason = "stop" if stopped else reason
+        if reason is None:
+            sequence.sink.delta(Delta(text=text, token_ids=(token,)))
+        else:
+            self._finish(sequence, reason, text, (token,))
+
+    def _reason(self, sequence: Sequence, token: int) -> FinishReason | None:
+        if token in self.model.spec.eos_ids and not sequence.request.sampling.ignore_eos:
+            return "stop"
+        return "length" if sequence.length == sequence.most else None
+
+    def _finish(
+        self, sequence: Sequence, reason: FinishReason, text: str = "", token_ids: tuple[int, ...] = ()
+    ) -> None:
+        self._scheduler.finish(sequence)
+        if sequence.detokenizer is not None:
+            text += sequence.detokenizer.flush()
+        result = _result(sequence, reason)
+        self._totals["finished"] += 1
+        self._totals["prompt"] += sequence.prompt
+        self._totals["reused"] += result.reused_tokens
+        self._totals["recomputed"] += result.recomputed_tokens
+        sequence.sink.delta(Delta(text=text, token_ids=token_ids, finish_reason=reason))
+        sequence.sink.done(result)
+
+    def fail(self, error: PromptsluiceError) -> None:
+        """After a step that raised: give up the requests that it ran, with `error`, and free all they held."""
+        affected = self._plan.sequences if self._plan else [*self._scheduler.running]
+        self._plan = None
+        for sequence in affected:
+            if sequence.phase is not Phase.DONE:
+                self._scheduler.discard(sequence)
+                sequence.sink.failed(error)
+
+    def stats(self) -> EngineStats:
+        totals = self._totals
+        return EngineStats(
+            waiting=len(self._scheduler.waiting),
+            running=len(self._scheduler.running),
+            pages_total=self.allocator.pages,
+            pages_free=self.allocator.free,
+            pages_cached=self.tree.pages,
+            steps=totals["steps"],
+            preemptions=self._scheduler.counts.preemptions,
+            finished=totals["finished"],
+            prompt_tokens=totals["prompt"],
+            cached_tokens=self._scheduler.counts.cached_tokens,
+            reused_tokens=totals["reused"],
+            recomputed_tokens=totals["recomputed"],
+            generated_tokens=totals["generated"],
+        )
+
+
+def _result(sequence: Sequence, reason: FinishReason) -> Result:
+    now = time.monotonic()
+    return Result(
+        finish_reason=reason,
+        prompt_tokens=sequence.prompt,
+        completion_tokens=sequence.generated,
+        cached_tokens=sequence.cached,
+        reused_tokens=sequence.reused - sequence.recomputed,
+        recomputed_tokens=sequence.recomputed,
+        queue_ms=1000 * ((sequence.admitted or now) - sequence.submitted),
+        ttft_ms=1000 * ((sequence.first_token or now) - sequence.submitted),
+        prompt_logprobs=sequence.logprobs,
+        kv=sequence.kv,
+    )

@@ -1,0 +1,230 @@
+"""What runs in the next step: decodes first, then begun prefills, then new requests, under one budget of rows.
+
+It also owns every move of pages: admission (prefix hit, copy-on-write, reused spans), growth, preemption by recompute,
+release.
+"""
+
+import time
+from bisect import insort
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from .options import EngineOptions
+from .pages import PageAllocator, Pages
+from .pool import KVPool
+from .radix import Match, RadixTree, common_tokens
+from .sequence import NO_PAGES, Phase, Sequence, trimmed
+from .table import Chunk, RunningTable, StepPlan
+
+_NO_MATCH = Match(NO_PAGES, -1, 0, 0)
+
+
+@dataclass(slots=True)
+class SchedulerCounts:
+    """Totals since the start."""
+
+    preemptions: int = 0
+    cached_tokens: int = 0
+
+
+class Scheduler:
+    """Waiting and running sequences, both ordered by rank, and the pages between them. For one thread."""
+
+    def __init__(
+        self, *, pool: KVPool, allocator: PageAllocator, tree: RadixTree, table: RunningTable, options: EngineOptions
+    ) -> None:
+        self.waiting: list[Sequence] = []
+        self.running: list[Sequence] = []
+        self.counts = SchedulerCounts()
+        self._pool = pool
+        self._allocator = allocator
+        self._tree = tree
+        self._table = table
+        self._options = options
+
+    def add(self, sequence: Sequence) -> None:
+        insort(self.waiting, sequence, key=lambda other: other.rank)
+
+    def schedule(self) -> StepPlan:
+        """Choose the next step's rows. Every chosen row has its page; reused spans and copied pages are written."""
+        self._yield_to_priority()
+        plan = StepPlan()
+        for sequence in list(self.running):
+            if sequence.phase is Phase.DECODE and self._grow(sequence):
+                plan.decodes.append(sequence)
+        budget = self._options.step_tokens - len(plan.decodes)
+        for sequence in self.running:
+            if sequence.phase is Phase.PREFILL and budget > 0:
+                plan.chunks.append(_chunk(sequence, budget))
+                budget -= plan.chunks[-1].count
+        for sequence in list(self.waiting):
+            if budget <= 0:
+                break
+            if self._follows(sequence):
+                continue
+            if not self._admit(sequence):
+                break
+            plan.chunks.append(_chunk(sequence, budget))
+            budget -= plan.chunks[-1].count
+        assert plan.sequences or not self.waiting or self.running, "a waiting request does not fit into an idle engine"
+        return plan
+
+    def advance(self, chunk: Chunk) -> None:
+        """Note that a chunk has run; what it computed may be shared from now on."""
+        sequence = chunk.sequence
+        sequence.ran += chunk.count
+        sequence.recomputed += chunk.quota
+        sequence.computed = sequence.length if chunk.last else int(sequence.plan[sequence.ran])
+        self._share(sequence)
+        if chunk.last:
+            sequence.phase = Phase.DECODE
+
+    def finish(self, sequence: Sequence) -> None:
+        """Take a sequence out, in whatever phase; its KV goes to the prefix tree."""
+        if sequence.phase is Phase.WAITING:
+            self.waiting.remove(sequence)
+        elif sequence.phase is not Phase.DONE:
+            self._share(sequence, tail=True)
+            self._release(sequence)
+        sequence.stop(Phase.DONE)
+
+    def discard(self, sequence: Sequence) -> None:
+        """Take a sequence out whose last step failed: nothing that it computed since is kept."""
+        if sequence in self.running:
+            self._release(sequence)
+        elif sequence in self.waiting:
+            self.waiting.remove(sequence)
+        sequence.stop(Phase.DONE)
+
+    def _grow(self, sequence: Sequence) -> bool:
+        """Make room for the newest token's KV; False if this cost the sequence its own place."""
+        if len(sequence.pages) * self._pool.page_size >= sequence.length:
+            return True
+        while not self._allocator.free and not self._tree.evict(1):
+            victim = self.running[-1]
+            self._preempt(victim)
+            if victim is sequence:
+                return False
+        page = self._allocator.alloc(1, after=int(sequence.pages[-1]))
+        self._table.set_pages(sequence, np.concatenate((sequence.pages, page)))
+        return True
+
+    def _follows(self, sequence: Sequence) -> bool:
+        """Whether to wait for a running sequence that is computing a prefix of this one."""
+        if not sequence.shares:
+            return False
+        if sequence.leader is not None:
+            leader, shared = sequence.leader
+            if leader.phase is Phase.PREFILL and leader.computed < shared:
+                return True
+            sequence.leader = None
+        for leader in self.running:
+            shared = self._shared_prefix(sequence, leader)
+            if shared - leader.computed < self._options.shared_tokens:
+                continue
+            if shared - self._match(sequence).tokens >= self._options.shared_tokens:
+                sequence.leader = leader, shared
+                return True
+        return False
+
+    def _shared_prefix(self, sequence: Sequence, leader: Sequence) -> int:
+        """How many tokens of a sequence a prefilling one will have put into the prefix tree when it is done."""
+        namespaces = sequence.request.namespace, leader.request.namespace
+        if leader.phase is not Phase.PREFILL or not leader.shares or namespaces[0] != namespaces[1]:
+            return 0
+        common = min(common_tokens(sequence.ids[:-1], leader.ids), leader.limit)
+        return common // self._pool.page_size * self._pool.page_size
+
+    def _match(self, sequence: Sequence) -> Match:
+        if not sequence.shares:
+            return _NO_MATCH
+        return self._tree.match(sequence.ids[:-1], namespace=sequence.request.namespace)
+
+    def _admit(self, sequence: Sequence) -> bool:
+        """Give a waiting sequence a row and pages for all its tokens; False if there is no room now."""
+        match = self._match(sequence)
+        if match.partial >= 0 and not self._fits(sequence, match):
+            match = Match(match.pages, -1, 0, len(match.pages) * self._pool.page_size)
+        if self._table.full or not self._fits(sequence, match):
+            return False
+        self.waiting.remove(sequence)
+        self._table.enter(sequence)
+        insort(self.running, sequence, key=lambda other: other.rank)
+        self._table.set_pages(sequence, self._take_pages(sequence, match))
+        if sequence.admitted is None:
+            sequence.admitted = time.monotonic()
+            sequence.cached = min(match.tokens, sequence.prompt)
+            self.counts.cached_tokens += sequence.cached
+        reuse = sequence.request.reuse
+        sequence.start(match.tokens, trimmed(reuse.spans, match.tokens) if reuse else ())
+        for span in sequence.spans:
+            self._pool.write_block(self._table.slots(sequence, span.start, span.stop), span.kv)
+        return True
+
+    def _fits(self, sequence: Sequence, match: Match) -> bool:
+        """Whether there are pages for a sequence, and one more for each running one to grow into."""
+        unused = int(np.count_nonzero(self._allocator.refs(_held(match)) == 1))
+        available = self._allocator.free + self._tree.evictable - unused
+        return available >= self._missing(sequence, match) + len(self.running)
+
+    def _missing(self, sequence: Sequence, match: Match) -> int:
+        return -(-sequence.length // self._pool.page_size) - len(match.pages)
+
+    def _take_pages(self, sequence: Sequence, match: Match) -> Pages:
+        """Share a match's whole pages, copy the partly matching one, and take fresh ones for the rest."""
+        held, missing = _held(match), self._missing(sequence, match)
+        self._allocator.ref(held)
+        self._tree.evict(missing - self._allocator.free)
+        fresh = self._allocator.alloc(missing, after=int(match.pages[-1]) if len(match.pages) else -1)
+        if match.partial >= 0:
+            places = torch.arange(match.partial_tokens, device=self._pool.data.device)
+            size = self._pool.page_size
+            self._pool.copy(match.partial * size + places, int(fresh[0]) * size + places)
+            self._allocator.unref(held[-1:])
+        return np.concatenate((match.pages, fresh))
+
+    def _yield_to_priority(self) -> None:
+        """Preempt what is running for a waiting request of a higher priority that has no room."""
+        while self.waiting and self.running:
+            first, last = self.waiting[0], self.running[-1]
+            if first.request.priority <= last.request.priority:
+                return
+            if not self._table.full and self._fits(first, self._match(first)):
+                return
+            self._preempt(last)
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Back to the waiting ones; the prompt and what was generated are computed anew, as far as they get evicted."""
+        self._share(sequence)
+        self._release(sequence)
+        sequence.stop(Phase.WAITING)
+        self.add(sequence)
+        self.counts.preemptions += 1
+
+    def _share(self, sequence: Sequence, *, tail: bool = False) -> None:
+        """Give the prefix tree what it may know of a sequence's KV."""
+        known = sequence.storable
+        if known:
+            namespace = sequence.request.namespace
+            pages = self._tree.insert(sequence.ids[:known], sequence.pages, namespace=namespace, tail=tail)
+            self._table.set_pages(sequence, pages)
+
+    def _release(self, sequence: Sequence) -> None:
+        self._allocator.unref(sequence.pages)
+        self._table.leave(sequence)
+        self.running.remove(sequence)
+
+
+def _held(match: Match) -> Pages:
+    return match.pages if match.partial < 0 else np.append(match.pages, np.int32(match.partial))
+
+
+def _chunk(sequence: Sequence, budget: int) -> Chunk:
+    count = min(budget, len(sequence.plan) - sequence.ran)
+    if sequence.repairable is None:
+        return Chunk(sequence=sequence, first=sequence.ran, count=count)
+    repairable = int(np.count_nonzero(sequence.repairable[sequence.ran : sequence.ran + count]))
+    quota = sequence.quota(repairable)
+    return Chunk(sequence=sequence, first=sequence.ran, count=count, quota=quota, narrowed=quota < repairable)

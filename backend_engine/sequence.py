@@ -1,0 +1,157 @@
+"""One request in the engine: its tokens, how far their KV is computed, and which pages hold it. State only."""
+
+import math
+import time
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ..prompt.errors import PromptsluiceError
+from .detokenize import Detokenizer
+from .pages import Pages
+from .types import Delta, GenerationRequest, KVBlock, Result, ReusedSpan
+
+Rows = NDArray[np.int64]
+NO_PAGES: Pages = np.empty(0, dtype=np.int32)
+_NO_ROWS: Rows = np.empty(0, dtype=np.int64)
+
+
+class Sink(Protocol):
+    """Takes what a request produces, in the engine's thread; returns at once. Ends with one `done` or `failed`."""
+
+    def delta(self, delta: Delta) -> None: ...
+
+    def done(self, result: Result) -> None: ...
+
+    def failed(self, error: PromptsluiceError) -> None: ...
+
+
+class Phase(Enum):
+    WAITING = "waiting"  # holds no pages: new, or preempted
+    PREFILL = "prefill"
+    DECODE = "decode"
+    DONE = "done"
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Sequence:
+    """`tokens[:length]` are the prompt and what was generated; the KV of the first `computed` of them is in the pool.
+
+    While prefilling, `plan` lists the rows to run (places in key order, ascending), of which `ran` are done; rows of
+    reused spans may be missing from it. `limit` bounds what may enter the prefix tree: nothing computed after a reused
+    span may.
+    """
+
+    request: GenerationRequest
+    sink: Sink
+    tokens: Rows
+    prompt: int
+    most: int  # of `length`
+    seed: int
+    detokenizer: Detokenizer | None
+    length: int
+    order: int = 0
+    phase: Phase = Phase.WAITING
+    row: int = -1  # in the running table
+    pages: Pages = field(default_factory=lambda: NO_PAGES)
+    computed: int = 0
+    plan: Rows = field(default_factory=lambda: _NO_ROWS)
+    ran: int = 0
+    spans: tuple[ReusedSpan, ...] = ()  # what a prefix hit left of the request's
+    repairable: NDArray[np.bool_] | None = None  # per row of `plan`
+    limit: int = 0
+    leader: "tuple[Sequence, int] | None" = None  # who computes a prefix that this one waits for, and its length
+    logprobs: Tensor | None = None
+    kv: KVBlock | None = None
+    cached: int = 0
+    reused: int = 0
+    recomputed: int = 0
+    submitted: float = field(default_factory=time.monotonic)
+    admitted: float | None = None
+    first_token: float | None = None
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Lower is served first, and preempted last."""
+        return -self.request.priority, self.order
+
+    @property
+    def ids(self) -> Rows:
+        return self.tokens[: self.length]
+
+    @property
+    def generated(self) -> int:
+        return self.length - self.prompt
+
+    @property
+    def generates(self) -> bool:
+        return self.most > self.prompt
+
+    @property
+    def shares(self) -> bool:
+        """Whether it reads and feeds the prefix tree."""
+        request = self.request
+        return request.prefix_cache and not request.prompt_logprobs and not request.keep_kv
+
+    @property
+    def storable(self) -> int:
+        """How many leading tokens the prefix tree may know."""
+        return min(self.computed, self.limit) if self.shares else 0
+
+    def append(self, token: int) -> None:
+        if self.length == len(self.tokens):
+            grown = np.empty(min(self.most, 2 * self.length), dtype=np.int64)
+            grown[: self.length] = self.tokens
+            self.tokens = grown
+        self.tokens[self.length] = token
+        self.length += 1
+
+    def start(self, cached: int, spans: tuple[ReusedSpan, ...]) -> None:
+        """Plan the prefill of all tokens after a prefix hit of `cached`, with the reused `spans` that lie behind it."""
+        inside = np.zeros(self.length, dtype=bool)
+        for span in spans:
+            inside[span.start : span.stop] = True
+        inside[self.prompt - 1] = False  # the last prompt token is always computed
+        rows = np.arange(cached, self.length)
+        reuse = self.request.reuse
+        if reuse is None or not spans:
+            self.plan, self.repairable = rows, None
+        elif reuse.selector is None or reuse.ratio <= 0:
+            self.plan, self.repairable = rows[~inside[cached:]], None
+        else:
+            self.plan, self.repairable = rows, inside[cached:]
+        self.reused = int(np.count_nonzero(inside))
+        self.recomputed = 0
+        self.spans = spans
+        self.limit = spans[0].start if spans else self.most
+        self.ran = 0
+        self.computed = cached
+        self.phase = Phase.PREFILL
+
+    def stop(self, phase: Phase) -> None:
+        """Forget what was in the pool."""
+        self.phase = phase
+        self.row, self.computed, self.ran = -1, 0, 0
+        self.pages, self.plan, self.spans, self.repairable = NO_PAGES, _NO_ROWS, (), None
+
+    def quota(self, repairable: int) -> int:
+        """How many of a chunk's repairable rows are recomputed."""
+        reuse = self.request.reuse
+        assert reuse is not None
+        return min(repairable, math.ceil(reuse.ratio * repairable - 1e-9))
+
+
+def trimmed(spans: tuple[ReusedSpan, ...], covered: int) -> tuple[ReusedSpan, ...]:
+    """What is left of reused spans behind the first `covered` tokens."""
+    left = []
+    for span in spans:
+        drop = covered - span.start
+        if drop <= 0:
+            left.append(span)
+        elif span.stop > covered:
+            left.append(ReusedSpan(covered, KVBlock(span.kv.k[:, drop:], span.kv.v[:, drop:])))
+    return tuple(left)

@@ -1,0 +1,184 @@
+"""The running requests as tensors: page tables, last tokens, sampling parameters. Lays out a step from them.
+
+The tensors are allocated once and written in place when a request comes, grows or goes, never per token and step.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .batch import Narrowing, StepBatch
+from .pages import Pages
+from .sampling import SamplingTensors
+from .sequence import Rows, Sequence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """A piece of a prefill: rows `first .. first + count - 1` of its sequence's plan. `quota` of the repairable run."""
+
+    sequence: Sequence
+    first: int
+    count: int
+    quota: int = 0
+    narrowed: bool = False
+
+    @property
+    def rows(self) -> Rows:
+        return self.sequence.plan[self.first : self.first + self.count]
+
+    @property
+    def last(self) -> bool:
+        """Whether the prefill is complete with it."""
+        return self.first + self.count == len(self.sequence.plan)
+
+    @property
+    def scored(self) -> int:
+        """How many rows yield a prompt token's log-probability."""
+        sequence = self.sequence
+        if not sequence.request.prompt_logprobs:
+            return 0
+        return int(np.count_nonzero(self.rows < sequence.prompt - 1))
+
+    @property
+    def logits(self) -> Rows:
+        """Rows within the chunk whose logits are needed."""
+        rows = np.arange(self.scored)
+        return np.append(rows, self.count - 1) if self.draws else rows
+
+    @property
+    def draws(self) -> bool:
+        """Whether a token is drawn from its last row."""
+        return self.last and self.sequence.generates
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """What one step runs: one row for each of `decodes`, then `chunks` of prefills."""
+
+    decodes: list[Sequence] = field(default_factory=list)
+    chunks: list[Chunk] = field(default_factory=list)
+
+    @property
+    def sequences(self) -> list[Sequence]:
+        return [*self.decodes, *(chunk.sequence for chunk in self.chunks)]
+
+    @property
+    def drawing(self) -> list[Sequence]:
+        """The sequences that get a new token."""
+        return [*self.decodes, *(chunk.sequence for chunk in self.chunks if chunk.draws)]
+
+
+class RunningTable:
+    """Rows for up to `rows` running requests of up to `width` pages each."""
+
+    def __init__(self, *, rows: int, width: int, page_size: int, device: torch.device) -> None:
+        self.page_size = page_size
+        self.device = device
+        self.pages = np.zeros((rows, width), dtype=np.int32)
+        self._length = np.zeros(rows, dtype=np.int64)
+        self._token = np.zeros(rows, dtype=np.int64)
+        self._free = list(range(rows - 1, -1, -1))
+        self._sampling = SamplingTensors(
+            temperature=torch.zeros(rows, device=device),
+            top_k=torch.zeros(rows, dtype=torch.int64, device=device),
+            top_p=torch.ones(rows, device=device),
+            min_p=torch.zeros(rows, device=device),
+            seed=torch.zeros(rows, dtype=torch.int64, device=device),
+            drawn=torch.zeros(rows, dtype=torch.int64, device=device),
+        )
+
+    @property
+    def full(self) -> bool:
+        return not self._free
+
+    @property
+    def free(self) -> int:
+        return len(self._free)
+
+    def enter(self, sequence: Sequence) -> None:
+        """Give a sequence a row."""
+        row = sequence.row = self._free.pop()
+        params, tensors = sequence.request.sampling, self._sampling
+        tensors.temperature[row] = params.temperature
+        tensors.top_k[row] = params.top_k
+        tensors.top_p[row] = params.top_p
+        tensors.min_p[row] = params.min_p
+        tensors.seed[row] = sequence.seed
+        tensors.drawn[row] = sequence.generated
+
+    def leave(self, sequence: Sequence) -> None:
+        self.pages[sequence.row] = 0
+        self._free.append(sequence.row)
+        sequence.row = -1
+
+    def set_pages(self, sequence: Sequence, pages: Pages) -> None:
+        sequence.pages = pages
+        self.pages[sequence.row, : len(pages)] = pages
+
+    def set_token(self, sequence: Sequence) -> None:
+        """Note the sequence's newest token, which its next decode step runs."""
+        self._token[sequence.row] = sequence.tokens[sequence.length - 1]
+        self._length[sequence.row] = sequence.length
+
+    def slots(self, sequence: Sequence, start: int, stop: int) -> Tensor:
+        """The slots of some of a sequence's keys, int64."""
+        index = np.arange(start, stop)
+        slots = sequence.pages[index // self.page_size].astype(np.int64) * self.page_size + index % self.page_size
+        return self._tensor(slots)
+
+    def sampling(self, sequences: list[Sequence]) -> SamplingTensors:
+        """The parameters of `sequences`; each is taken to draw one token with them."""
+        rows = self._tensor(np.fromiter((sequence.row for sequence in sequences), np.int64, len(sequences)))
+        params = self._sampling.rows(rows)
+        self._sampling.drawn[rows] += 1
+        return params
+
+    def layout(self, plan: StepPlan) -> StepBatch:
+        """The step as tensors, on the device."""
+        owners = np.fromiter((sequence.row for sequence in plan.sequences), np.int64)
+        decoding = owners[: len(plan.decodes)]
+        index = np.concatenate([self._length[decoding] - 1, *(chunk.rows for chunk in plan.chunks)])
+        ids = np.concatenate([self._token[decoding], *(chunk.sequence.tokens[chunk.rows] for chunk in plan.chunks)])
+        counts = np.array([1] * len(decoding) + [chunk.count for chunk in plan.chunks])
+        starts = np.concatenate(([0], counts.cumsum()))
+        visible = (index + 1).astype(np.int32)
+        keys = visible[starts[1:] - 1]
+        pages = self.pages[np.repeat(owners, counts), index // self.page_size].astype(np.int64)
+        logits = [np.arange(len(decoding))]
+        logits += [start + chunk.logits for start, chunk in zip(starts[len(decoding) :], plan.chunks, strict=False)]
+        return StepBatch(
+            ids=self._tensor(ids),
+            positions=self._tensor(index),
+            slots=self._tensor(pages * self.page_size + index % self.page_size),
+            visible=self._tensor(visible),
+            query_start=self._tensor(starts.astype(np.int32)),
+            page_table=self._tensor(self.pages[owners, : -(-int(keys.max()) // self.page_size)]),
+            key_count=self._tensor(keys),
+            logit_rows=self._tensor(np.concatenate(logits)),
+            query_start_host=tuple(starts.tolist()),
+            key_count_host=tuple(keys.tolist()),
+            logit_counts_host=tuple([1] * len(decoding) + [len(rows) for rows in logits[1:]]),
+            narrowings=tuple(
+                self._narrowing(len(decoding) + number, chunk)
+                for number, chunk in enumerate(plan.chunks)
+                if chunk.narrowed
+            ),
+        )
+
+    def _narrowing(self, request: int, chunk: Chunk) -> Narrowing:
+        reuse, repairable = chunk.sequence.request.reuse, chunk.sequence.repairable
+        assert reuse is not None and reuse.selector is not None and repairable is not None
+        mask = repairable[chunk.first : chunk.first + chunk.count]
+        return Narrowing(
+            request=request,
+            selector=reuse.selector,
+            repairable=self._tensor(np.flatnonzero(mask)),
+            required=self._tensor(np.flatnonzero(~mask)),
+            quota=chunk.quota,
+        )
+
+    def _tensor(self, array: np.ndarray) -> Tensor:
+        return torch.from_numpy(array).to(self.device, non_blocking=True)
