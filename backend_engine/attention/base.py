@@ -1,0 +1,35 @@
+"""The one attention primitive, as a contract: query rows grouped by request, each seeing its own number of keys.
+
+Chunked prefill (consecutive rows), decode (one row), speculation (a few) and blended prefill (any rows) are all
+this call.
+"""
+
+from typing import Protocol
+
+from torch import Tensor
+
+from ..batch import StepBatch
+
+
+class AttentionPlan(Protocol):
+    """Attention for the rows of one batch; called once a layer. It keeps no results and writes only its own output."""
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Attend from `q` [rows, heads, dim] over one layer of the pool, `k` and `v` [slots, kv_heads, dim].
+
+        Returns [rows, heads, dim] in q's dtype, contiguous. Query head h reads key/value head `h * kv_heads //
+        heads`. The rows' own keys must have been written before. A slot that no row may see is never allowed to
+        influence the result.
+        """
+        ...
+
+
+class AttentionBackend(Protocol):
+    """Prepares attention for a batch: `plan` once a step (again after rows were dropped), its result once a layer."""
+
+    def plan(self, batch: StepBatch, *, page_size: int, scale: float) -> AttentionPlan:
+        """Row r of request b sees exactly the keys `j < batch.visible[r]` of b's key order; scores are times `scale`.
+
+        A request may have no rows in the batch. The batch's tensors are read, never changed.
+        """
+        ...

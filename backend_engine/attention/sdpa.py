@@ -1,0 +1,125 @@
+"""Attention through torch's scaled_dot_product_attention: the CPU backend, and the reference for faster ones.
+
+Planning reads the batch's small tensors on the host, which on a GPU waits for it. Keys of consecutive pages are
+used where they lie; others are gathered page by page. Key/value heads are never repeated: query heads of one group
+are packed beside each other.
+"""
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..batch import StepBatch
+
+ROW_BLOCK = 256  # rows that share one mask: keys beyond the block's last visible one are not touched at all
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """Rows `start..stop`, which look at the first `keys` keys of their request, through `mask` [rows, keys] if any."""
+
+    start: int
+    stop: int
+    keys: int
+    mask: Tensor | None = None
+    causal: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """Where one request's keys lie, `first..first + keys` or in `pages`, and the blocks of its rows."""
+
+    keys: int
+    first: int
+    pages: Tensor | None  # [pages] int64
+    blocks: tuple[_Block, ...]
+
+
+class SdpaAttention:
+    """See AttentionBackend. Stateless."""
+
+    def plan(self, batch: StepBatch, *, page_size: int, scale: float) -> "SdpaPlan":
+        visible, table = batch.visible.cpu().numpy(), batch.page_table.cpu().numpy()
+        starts, requests = batch.query_start_host, []
+        for number, (start, stop) in enumerate(pairwise(starts)):
+            if start == stop:
+                continue
+            seen = visible[start:stop]
+            keys = int(seen.max())
+            first, pages = _location(table[number, : -(-keys // page_size)], page_size, batch.page_table.device)
+            blocks = tuple(_blocks(seen, start, batch.visible))
+            requests.append(_Request(keys, first, pages, blocks))
+        return SdpaPlan(tuple(requests), page_size, scale)
+
+
+@dataclass(frozen=True, slots=True)
+class SdpaPlan:
+    """See AttentionPlan."""
+
+    requests: tuple[_Request, ...]
+    page_size: int
+    scale: float
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        out = torch.empty_like(q)
+        for request in self.requests:
+            keys, values = self._heads_first(request, k), self._heads_first(request, v)
+            for block in request.blocks:
+                self._attend(block, q, keys, values, out)
+        return out
+
+    def _heads_first(self, request: _Request, stored: Tensor) -> Tensor:
+        """A request's keys or values as [kv_heads, keys, dim]; a view where the pages are consecutive."""
+        if request.pages is None:
+            mine = stored[request.first : request.first + request.keys]
+        else:
+            paged = stored.view(-1, self.page_size, *stored.shape[1:])
+            mine = paged.index_select(0, request.pages).flatten(0, 1)[: request.keys]
+        return mine.transpose(0, 1)
+
+    def _attend(self, block: _Block, q: Tensor, keys: Tensor, values: Tensor, out: Tensor) -> None:
+        kv_heads, dim = keys.shape[0], keys.shape[2]
+        keys, values = keys[:, : block.keys], values[:, : block.keys]
+        rows = q[block.start : block.stop].view(block.stop - block.start, kv_heads, -1, dim)
+        target = out[block.start : block.stop].view(rows.shape)
+        if rows.shape[0] == 1:  # [1, kv_heads, group, dim]: the group's heads are the rows of one product
+            target.copy_(F.scaled_dot_product_attention(rows, keys[None], values[None], scale=self.scale))
+            return
+        group = rows.shape[2]
+        attended = F.scaled_dot_product_attention(
+            rows.permute(1, 2, 0, 3),  # [kv_heads, group, rows, dim]
+            keys[:, None].expand(-1, group, -1, -1),
+            values[:, None].expand(-1, group, -1, -1),
+            attn_mask=block.mask,
+            is_causal=block.causal,
+            scale=self.scale,
+        )
+        target.copy_(attended.permute(2, 0, 1, 3))
+
+
+def _location(pages: np.ndarray, page_size: int, device: torch.device) -> tuple[int, Tensor | None]:
+    """The first slot of consecutive pages, or the pages to gather."""
+    if (np.diff(pages) == 1).all():
+        return int(pages[0]) * page_size, None
+    return 0, torch.from_numpy(pages.astype(np.int64)).to(device)
+
+
+def _blocks(seen: np.ndarray, offset: int, visible: Tensor) -> list[_Block]:
+    """Cut a request's rows, which see `seen` keys each, into blocks; `offset` is the first row's place in the batch."""
+    rows = len(seen)
+    if rows > 1 and seen[0] == 1 and (np.diff(seen) == 1).all():
+        return [_Block(offset, offset + rows, rows, causal=True)]
+    blocks = []
+    for start in range(0, rows, ROW_BLOCK):
+        part = seen[start : start + ROW_BLOCK]
+        keys, stop = int(part.max()), start + len(part)
+        mask = None
+        if part.min() < keys:
+            columns = torch.arange(keys, dtype=torch.int32, device=visible.device)
+            mask = columns < visible[offset + start : offset + stop, None]
+        blocks.append(_Block(offset + start, offset + stop, keys, mask))
+    return blocks

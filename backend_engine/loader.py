@@ -1,0 +1,141 @@
+"""From a directory, a GGUF file or a catalogue name to a model that is ready to run. Offline for what is here."""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..prompt.errors import ConfigError, ModelUnavailable
+from .model import Decoder
+from .spec import ModelSpec, eos_ids, spec_from_config
+from .tokenizer import ChatTokenizer
+from .weights import MemorySource, SafetensorsSource, TensorSource, load_weights, weight_files
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+SAMPLES, SAMPLE_BYTES = 128, 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedModel:
+    """A model in memory. `tokenizer` is None where the directory has none (token ids only).
+
+    `fingerprint` names weights, config and dtype: KV computed under one fingerprint is valid for no other.
+    """
+
+    spec: ModelSpec
+    decoder: Decoder
+    tokenizer: ChatTokenizer | None
+    fingerprint: str
+
+
+def load_model(path_or_name: str | Path, *, dtype: str = "auto", device: str = "cpu") -> LoadedModel:
+    """Load a Hugging Face directory, a `.gguf` file, or a name that the catalogue or the hub cache knows.
+
+    `dtype` is float32, bfloat16, float16 or auto: float32 on a CPU, bfloat16 on a GPU. Raises ModelUnavailable (not
+    there, incomplete, damaged) or ConfigError (not supported); both say what is wrong and where.
+    """
+    chosen = resolve_dtype(dtype, device)
+    path = _located(path_or_name)
+    spec, source, tokenizer = _open_gguf(path) if path.suffix == ".gguf" else _open_directory(path)
+    return LoadedModel(
+        spec=spec,
+        decoder=Decoder(spec, load_weights(source, spec, dtype=chosen, device=device)),
+        tokenizer=tokenizer,
+        fingerprint=_fingerprint(path, spec, chosen),
+    )
+
+
+def resolve_dtype(name: str, device: str) -> torch.dtype:
+    """The dtype called `name` on `device`. Raises ConfigError for a dtype that the device has no arithmetic for."""
+    on_cpu = torch.device(device).type == "cpu"
+    if name == "auto":
+        return torch.float32 if on_cpu else torch.bfloat16
+    if name not in DTYPES:
+        raise ConfigError(f"dtype {name!r} is not known; known: auto, {', '.join(DTYPES)}")
+    if on_cpu and name != "float32" and not (name == "bfloat16" and cpu_has_bfloat16()):
+        raise ConfigError(f"this CPU has no {name} arithmetic: it would be far slower; use float32")
+    return DTYPES[name]
+
+
+def cpu_has_bfloat16() -> bool:
+    """Whether products of bfloat16 numbers run in hardware (AVX-512 BF16, AMX or an ARM core with BF16)."""
+    if torch.backends.cpu.get_cpu_capability().startswith(("SVE", "NEON")):
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return any(probe() for probe in (torch.cpu._is_avx512_bf16_supported, torch.cpu._is_amx_tile_supported))
+
+
+def _located(path_or_name: str | Path) -> Path:
+    path = Path(path_or_name).expanduser()
+    if path.exists():
+        return path
+    if isinstance(path_or_name, Path) or path.is_absolute() or path_or_name.startswith((".", "~")):
+        raise ModelUnavailable(f"{path}: there is no such model directory or GGUF file")
+    from .hub import resolve
+
+    return resolve(path_or_name)
+
+
+def _open_directory(path: Path) -> tuple[ModelSpec, TensorSource, ChatTokenizer | None]:
+    if path.is_file():
+        raise ModelUnavailable(f"{path}: neither a model directory nor a .gguf file")
+    config = _read_json(path / "config.json")
+    if config is None:
+        raise ModelUnavailable(f"{path}: no config.json; this is not a model directory in Hugging Face layout")
+    if config.get("quantization_config"):
+        method = config["quantization_config"].get("quant_method", "unknown")
+        raise ConfigError(f"weights quantized with {method} are not supported", file=str(path / "config.json"))
+    generation = _read_json(path / "generation_config.json") or {}
+    spec = _spec(config, generation)
+    has_tokenizer = (path / "tokenizer.json").is_file() or (path / "tokenizer.model").is_file()
+    return spec, SafetensorsSource(path), ChatTokenizer(path) if has_tokenizer else None
+
+
+def _open_gguf(path: Path) -> tuple[ModelSpec, TensorSource, ChatTokenizer | None]:
+    """transformers decodes the file, with all weights as float32 in memory for the time of loading."""
+    from transformers import AutoModelForCausalLM
+
+    try:
+        model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
+    except (OSError, ValueError, KeyError, IndexError, NotImplementedError) as error:
+        raise ModelUnavailable(f"{path}: cannot be read as GGUF ({error})") from error
+    spec = _spec({**model.config.to_dict(), "architectures": [type(model).__name__]}, {})
+    return spec, MemorySource(model.state_dict()), ChatTokenizer(path)
+
+
+def _spec(config: Mapping[str, Any], generation: Mapping[str, Any]) -> ModelSpec:
+    spec = spec_from_config(config)
+    return replace(spec, eos_ids=eos_ids(generation) or spec.eos_ids)
+
+
+def _read_json(path: Path) -> dict[str, Any] | None:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise ModelUnavailable(f"{path}: cannot be read ({error})") from error
+    if not isinstance(value, dict):
+        raise ModelUnavailable(f"{path}: must hold a JSON object")
+    return value
+
+
+def _fingerprint(path: Path, spec: ModelSpec, dtype: torch.dtype) -> str:
+    """Digest of spec, dtype, and each weight file's size and evenly spread samples: any retraining shows."""
+    digest = blake2b(repr((replace(spec, eos_ids=()), str(dtype))).encode(), digest_size=16)
+    for file in [path] if path.is_file() else weight_files(path):
+        for chunk in _samples(file):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _samples(path: Path) -> Iterator[bytes]:
+    size = path.stat().st_size
+    yield size.to_bytes(8, "little")
+    with path.open("rb") as file:
+        for number in range(SAMPLES):
+            file.seek(max(size - SAMPLE_BYTES, 0) * number // (SAMPLES - 1))
+            yield file.read(SAMPLE_BYTES)

@@ -1,0 +1,160 @@
+"""Text and chat messages to token ids, such that text from outside never becomes a control token.
+
+A chat template mixes its own control tokens with what users wrote. Before rendering, everything in the messages that
+looks like a special token, and every chunk that must keep its own ids, is swapped for a sentinel, which a copy of the
+tokenizer knows as special tokens. In the ids, sentinels are then replaced by the plain encoding of what they stand for.
+Without either, the ids are exactly those of transformers' `apply_chat_template`.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
+
+from ..prompt.errors import BadRequest, ConfigError
+from .chat import ChunkMark, PlainMessage, plain_messages
+from .sentinels import Sentinels, Swaps, sentinel_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """Token ids of a chat, and what the marked chunks became: (first token, number of tokens, index of the mark).
+
+    Spans ascend. A chunk that the template left out has none; one that it repeated has several.
+    """
+
+    ids: tuple[int, ...]
+    spans: tuple[tuple[int, int, int], ...] = ()
+
+
+class ChatTokenizer:
+    """The tokenizer and the chat template of a model directory (or of a `.gguf` file). Safe for several threads."""
+
+    def __init__(self, path: Path) -> None:
+        self._template = _read(path)
+        self.backend: Tokenizer = _copy(self._template.backend_tokenizer)
+        self._plain = _copy(self.backend)
+        self._plain.encode_special_tokens = True
+        self._marked = _copy(self.backend)
+        self._marked.add_special_tokens(sentinel_tokens())
+        self._sentinels = Sentinels(self._marked, _special_texts(self.backend))
+
+    @property
+    def vocab_size(self) -> int:
+        return self.backend.get_vocab_size(with_added_tokens=True)
+
+    @property
+    def has_template(self) -> bool:
+        return bool(self._template.chat_template)
+
+    def encode_plain(self, text: str) -> list[int]:
+        """Ids of `text` standing alone; the text of a special token is plain text, and nothing is put around it."""
+        return self._plain.encode(text, add_special_tokens=False).ids
+
+    def count(self, text: str) -> int:
+        """Number of tokens of `encode_plain(text)`."""
+        return len(self.encode_plain(text))
+
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chunks: Sequence[ChunkMark] = (),
+    ) -> Encoded:
+        """Render Chat Completions messages with the model's template, up to where the assistant begins to speak.
+
+        `chunks` are disjoint; each becomes exactly `encode_plain` of its characters. Raises BadRequest naming the
+        message or field that the model cannot take (an image, tools without support, what the template itself
+        rejects).
+        """
+        template = self._chat_template(bool(tools))
+        if tools and "tools" not in template:
+            raise BadRequest("this model's chat template has no place for tools", param="tools")
+        swaps = Swaps(self._sentinels)
+        prepared = _swapped(plain_messages(messages, template), chunks, swaps)
+        text = self._render(prepared, swaps.everywhere(list(tools)) if tools else None)
+        ids, spans = swaps.restored(self._marked.encode(text, add_special_tokens=False).ids, self.encode_plain)
+        return Encoded(tuple(ids), tuple(spans))
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        return self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    def stream(self) -> "TokenStream":
+        """A fresh incremental decoder for one generation."""
+        return TokenStream(self.backend)
+
+    @cached_property
+    def _digest(self) -> str:
+        text = self.backend.to_str() + repr(self._template.chat_template)
+        return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+
+    def fingerprint(self) -> str:
+        """Digest of vocabulary, merges, rules and chat template."""
+        return self._digest
+
+    def _chat_template(self, with_tools: bool) -> str:
+        if not self.has_template:
+            raise BadRequest("this model has no chat template; it cannot answer chat messages", param="model")
+        return self._template.get_chat_template(None, [{}] if with_tools else None)
+
+    def _render(self, messages: list[Any], tools: list[Any] | None) -> str:
+        from jinja2 import TemplateError
+
+        try:
+            return self._template.apply_chat_template(messages, tools=tools, add_generation_prompt=True, tokenize=False)
+        except (TemplateError, TypeError, ValueError, KeyError) as error:
+            raise BadRequest(f"the model's chat template rejects these messages: {error}", param="messages") from error
+
+
+class TokenStream:
+    """Turns one generation's ids into text as they come. Holds back the bytes of an unfinished character."""
+
+    def __init__(self, backend: Tokenizer) -> None:
+        self._backend = backend
+        self._stream = DecodeStream(skip_special_tokens=True)
+
+    def push(self, token_id: int) -> str:
+        """The text that `token_id` completes; empty while a character is unfinished, or for a special token."""
+        return self._stream.step(self._backend, token_id) or ""
+
+
+def _swapped(messages: list[PlainMessage], chunks: Sequence[ChunkMark], swaps: Swaps) -> list[dict[str, Any]]:
+    places: list[list[tuple[int, int, int]]] = [[] for _ in messages]
+    for index, mark in enumerate(chunks):
+        places[mark.message].append((*messages[mark.message].place(mark), index))
+    return [
+        {**swaps.everywhere(message.fields), "content": swaps.content(message.content, sorted(marks))}
+        for message, marks in zip(messages, places, strict=True)
+    ]
+
+
+def _read(path: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    try:
+        if path.is_file():
+            tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+        else:
+            tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(f"the tokenizer cannot be read ({error})", file=str(path)) from error
+    if getattr(tokenizer, "backend_tokenizer", None) is None:
+        raise ConfigError("the tokenizer has no tokenizer.json form, which the engine needs", file=str(path))
+    return tokenizer
+
+
+def _copy(backend: Tokenizer) -> Tokenizer:
+    copied = Tokenizer.from_str(backend.to_str())
+    copied.no_truncation()
+    copied.no_padding()
+    return copied
+
+
+def _special_texts(backend: Tokenizer) -> list[str]:
+    return [token.content for token in backend.get_added_tokens_decoder().values() if token.special]

@@ -1,0 +1,218 @@
+"""Weights of the decoder, read from safetensors files or any other source of named tensors, with fused matrices."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from ..prompt.errors import ModelUnavailable
+from .spec import ModelSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerWeights:
+    """One layer. Matrices are [out, in]; `qkv` stacks queries, keys and values, `gate_up` gate and up projections."""
+
+    input_norm: Tensor  # [hidden]
+    qkv: Tensor  # [(heads + 2 * kv_heads) * head_dim, hidden]
+    qkv_bias: Tensor | None
+    qk_norm: Tensor | None  # [heads + kv_heads, head_dim]: weights of the query heads' norm, then of the key heads'
+    out: Tensor  # [hidden, heads * head_dim]
+    out_bias: Tensor | None
+    post_norm: Tensor  # [hidden]
+    gate_up: Tensor  # [2 * ffn, hidden]
+    gate_up_bias: Tensor | None
+    down: Tensor  # [hidden, ffn]
+    down_bias: Tensor | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weights:
+    """All weights of a model, of one dtype on one device. With tied embeddings `head` is `embedding` itself."""
+
+    embedding: Tensor  # [vocab, hidden]
+    layers: tuple[LayerWeights, ...]
+    norm: Tensor  # [hidden]
+    head: Tensor  # [vocab, hidden]
+
+
+class TensorSource(Protocol):
+    """Named tensors under the names of Hugging Face checkpoints."""
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """What there is, without reading it."""
+        ...
+
+    def get(self, name: str) -> Tensor:
+        """The tensor called `name`, in its stored dtype on the CPU. Raises ModelUnavailable if it cannot be read."""
+        ...
+
+
+class SafetensorsSource:
+    """The safetensors files of a model directory, sharded or not. Tensors are read when asked for."""
+
+    def __init__(self, directory: Path) -> None:
+        self._files: dict[str, Path] = {}
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        for path in weight_files(directory):
+            with _opened(path) as file:
+                for name in file.keys():  # noqa: SIM118 (safe_open is no mapping)
+                    self._files[name] = path
+                    self._shapes[name] = tuple(file.get_slice(name).get_shape())
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return self._shapes
+
+    def get(self, name: str) -> Tensor:
+        with _opened(self._files[name]) as file:
+            return file.get_tensor(name)
+
+
+class MemorySource:
+    """Tensors that are in memory already, such as those that were decoded from a GGUF file."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._tensors = tensors
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return {name: tuple(tensor.shape) for name, tensor in self._tensors.items()}
+
+    def get(self, name: str) -> Tensor:
+        return self._tensors[name]
+
+
+def weight_files(directory: Path) -> list[Path]:
+    """The weight files of a model directory, in fixed order. Raises ModelUnavailable if one is missing."""
+    index = directory / "model.safetensors.index.json"
+    if index.is_file():
+        try:
+            names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise _damaged(index, error) from error
+        if missing := [name for name in names if not (directory / name).is_file()]:
+            raise ModelUnavailable(f"{index}: files are missing: {_some(missing)}; pull the model again")
+        return [directory / name for name in names]
+    single = directory / "model.safetensors"
+    files = [single] if single.is_file() else sorted(directory.glob("*.safetensors"))
+    if not files:
+        raise ModelUnavailable(f"{directory}: no *.safetensors file; convert weights of other formats first")
+    return files
+
+
+def load_weights(
+    source: TensorSource, spec: ModelSpec, *, dtype: torch.dtype, device: torch.device | str = "cpu"
+) -> Weights:
+    """Read, convert and fuse all weights. Raises ModelUnavailable naming the tensors that do not fit."""
+    _check(source.shapes, expected_shapes(spec))
+
+    def read(*names: str) -> Tensor:
+        """The named tensors stacked along their first axis, in memory of our own (a mapped file may be changed)."""
+        parts = [source.get(name) for name in names]
+        fused = torch.empty((sum(len(part) for part in parts), *parts[0].shape[1:]), dtype=dtype, device=device)
+        for part, place in zip(parts, fused.split([len(part) for part in parts]), strict=True):
+            place.copy_(part)
+        return fused
+
+    embedding = read("model.embed_tokens.weight")
+    return Weights(
+        embedding=embedding,
+        layers=tuple(_layer(read, spec, f"model.layers.{index}.") for index in range(spec.layers)),
+        norm=read("model.norm.weight"),
+        head=embedding if spec.tied else read("lm_head.weight"),
+    )
+
+
+def expected_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+    """All tensors that a checkpoint of this model must have."""
+    queries, keys = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
+    matrices = {
+        "self_attn.q_proj": (queries, spec.hidden, spec.qkv_bias),
+        "self_attn.k_proj": (keys, spec.hidden, spec.qkv_bias),
+        "self_attn.v_proj": (keys, spec.hidden, spec.qkv_bias),
+        "self_attn.o_proj": (spec.hidden, queries, spec.out_bias),
+        "mlp.gate_proj": (spec.ffn, spec.hidden, spec.mlp_bias),
+        "mlp.up_proj": (spec.ffn, spec.hidden, spec.mlp_bias),
+        "mlp.down_proj": (spec.hidden, spec.ffn, spec.mlp_bias),
+    }
+    layer: dict[str, tuple[int, ...]] = {
+        "input_layernorm.weight": (spec.hidden,),
+        "post_attention_layernorm.weight": (spec.hidden,),
+    }
+    for name, (rows, columns, bias) in matrices.items():
+        layer[f"{name}.weight"] = (rows, columns)
+        if bias:
+            layer[f"{name}.bias"] = (rows,)
+    if spec.qk_norm:
+        layer |= {f"self_attn.{name}_norm.weight": (spec.head_dim,) for name in "qk"}
+    whole: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (spec.vocab, spec.hidden),
+        "model.norm.weight": (spec.hidden,),
+    }
+    if not spec.tied:
+        whole["lm_head.weight"] = (spec.vocab, spec.hidden)
+    return whole | {
+        f"model.layers.{index}.{name}": shape for index in range(spec.layers) for name, shape in layer.items()
+    }
+
+
+def _layer(read: Callable[..., Tensor], spec: ModelSpec, prefix: str) -> LayerWeights:
+    def stacked(kind: str, *names: str) -> Tensor:
+        return read(*(f"{prefix}{name}.{kind}" for name in names))
+
+    qkv = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+    gate_up = ("mlp.gate_proj", "mlp.up_proj")
+    return LayerWeights(
+        input_norm=stacked("weight", "input_layernorm"),
+        qkv=stacked("weight", *qkv),
+        qkv_bias=stacked("bias", *qkv) if spec.qkv_bias else None,
+        qk_norm=_per_head(read, spec, prefix) if spec.qk_norm else None,
+        out=stacked("weight", "self_attn.o_proj"),
+        out_bias=stacked("bias", "self_attn.o_proj") if spec.out_bias else None,
+        post_norm=stacked("weight", "post_attention_layernorm"),
+        gate_up=stacked("weight", *gate_up),
+        gate_up_bias=stacked("bias", *gate_up) if spec.mlp_bias else None,
+        down=stacked("weight", "mlp.down_proj"),
+        down_bias=stacked("bias", "mlp.down_proj") if spec.mlp_bias else None,
+    )
+
+
+def _per_head(read: Callable[..., Tensor], spec: ModelSpec, prefix: str) -> Tensor:
+    q, k = (read(f"{prefix}self_attn.{name}_norm.weight") for name in "qk")
+    return torch.cat([q.expand(spec.heads, -1), k.expand(spec.kv_heads, -1)])
+
+
+def _check(found: Mapping[str, tuple[int, ...]], expected: Mapping[str, tuple[int, ...]]) -> None:
+    if missing := [name for name in expected if name not in found]:
+        raise ModelUnavailable(
+            f"the checkpoint lacks {len(missing)} tensors that its config asks for: {_some(missing)}"
+        )
+    if wrong := [name for name, shape in expected.items() if found[name] != shape]:
+        shown = _some([f"{name} is {list(found[name])}, not {list(expected[name])}" for name in wrong])
+        raise ModelUnavailable(f"the checkpoint's tensors do not fit its config: {shown}")
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            yield file
+    except (SafetensorError, OSError) as error:
+        raise _damaged(path, error) from error
+
+
+def _damaged(path: Path, error: Exception) -> ModelUnavailable:
+    return ModelUnavailable(f"{path}: damaged or cut short ({error}); pull the model again")
+
+
+def _some(names: Sequence[str], limit: int = 5) -> str:
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + more

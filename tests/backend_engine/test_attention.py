@@ -1,0 +1,96 @@
+"""The attention primitive against plain float64 arithmetic: random page tables, visible counts, scattered rows."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from promptsluice.backend_engine.attention import attention_backend
+from promptsluice.backend_engine.attention.sdpa import ROW_BLOCK
+from promptsluice.backend_engine.batch import RequestRows, StepBatch, build_batch
+from promptsluice.prompt.errors import ConfigError
+from torch import Tensor
+
+PAGE, KV_HEADS, GROUP, DIM = 4, 2, 3, 8
+
+
+def reference(q: Tensor, k: Tensor, v: Tensor, batch: StepBatch, scale: float) -> Tensor:
+    """Softmax over exactly the visible keys of each row and head, one by one, in float64."""
+    out = torch.zeros(q.shape, dtype=torch.float64)
+    for request in range(batch.requests):
+        for row in range(batch.query_start_host[request], batch.query_start_host[request + 1]):
+            keys = torch.arange(int(batch.visible[row]))
+            slots = batch.page_table[request, keys // PAGE].long() * PAGE + keys % PAGE
+            for head in range(q.shape[1]):
+                kv_head = head // (q.shape[1] // k.shape[1])
+                scores = k[slots, kv_head].double() @ q[row, head].double() * scale
+                out[row, head] = scores.softmax(0) @ v[slots, kv_head].double()
+    return out
+
+
+def check(parts: list[RequestRows], *, pages: int, seed: int = 0) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    batch = build_batch(parts, page_size=PAGE)
+    q = torch.randn(batch.rows, KV_HEADS * GROUP, DIM, generator=generator)
+    k, v = (torch.randn(pages * PAGE, KV_HEADS, DIM, generator=generator) for _ in range(2))
+    # Slots of pages that no request has hold NaN: touching them at all would show.
+    used = {page for part in parts for page in part.pages}
+    for page in set(range(pages)) - used:
+        k[page * PAGE : (page + 1) * PAGE] = torch.nan
+        v[page * PAGE : (page + 1) * PAGE] = torch.nan
+    out = attention_backend("sdpa").plan(batch, page_size=PAGE, scale=0.3)(q, k, v)
+    assert out.is_contiguous()
+    torch.testing.assert_close(out.double(), reference(q, k, v, batch, 0.3), rtol=0, atol=2e-6)
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> tuple[list[RequestRows], int]:
+    counts = draw(st.lists(st.integers(1, 30), min_size=1, max_size=4))
+    total = sum(-(-count // PAGE) for count in counts) + 3
+    order = draw(st.permutations(range(total))) if draw(st.booleans()) else list(range(total))
+    parts, taken = [], 0
+    for count in counts:
+        needed = -(-count // PAGE)
+        pages, taken = order[taken : taken + needed], taken + needed
+        kind = draw(st.sampled_from(["decode", "prefill", "chunk", "scattered"]))
+        first = draw(st.integers(0, count - 1))
+        scattered = sorted(draw(st.sets(st.integers(0, count - 1), min_size=1)))
+        indices = {"decode": [count - 1], "prefill": list(range(count)), "chunk": list(range(first, count))}
+        rows = indices.get(kind, scattered)
+        visible = None
+        if draw(st.booleans()):
+            visible = [draw(st.integers(row + 1, count)) for row in rows]
+        parts.append(RequestRows(ids=rows, indices=rows, pages=pages, visible=visible, key_count=count))
+    return parts, total
+
+
+@settings(max_examples=80, deadline=None)
+@given(drawn=requests(), seed=st.integers(0, 1000))
+def test_equals_float64_reference(drawn: tuple[list[RequestRows], int], seed: int) -> None:
+    parts, pages = drawn
+    check(parts, pages=pages, seed=seed)
+
+
+@pytest.mark.parametrize("consecutive", [True, False])
+def test_rows_beyond_one_block(consecutive: bool) -> None:
+    """More rows than share a mask, in the middle of a request and scattered."""
+    count = ROW_BLOCK + 60
+    pages = list(range(2, 2 + -(-count // PAGE)))
+    if not consecutive:
+        pages.reverse()
+    rows = [row for row in range(20, count) if row % 7]
+    check([RequestRows(ids=rows, indices=rows, pages=pages)], pages=len(pages) + 4)
+
+
+def test_a_request_without_rows_is_left_out() -> None:
+    parts = [RequestRows(ids=[1, 2], indices=[0, 1], pages=[page]) for page in range(3)]
+    batch = build_batch(parts, page_size=PAGE)
+    kept = batch.keep(torch.tensor([0, 1, 5]), [2, 0, 1])
+    assert kept.query_start_host == (0, 2, 2, 3)
+    q, k, v = torch.randn(3, KV_HEADS * GROUP, DIM), *torch.randn(2, 3 * PAGE, KV_HEADS, DIM)
+    out = attention_backend("sdpa").plan(kept, page_size=PAGE, scale=0.3)(q, k, v)
+    torch.testing.assert_close(out.double(), reference(q, k, v, kept, 0.3), rtol=0, atol=2e-6)
+
+
+def test_unknown_backend_names_the_known() -> None:
+    with pytest.raises(ConfigError, match="sdpa"):
+        attention_backend("nope")
