@@ -45,14 +45,17 @@ class Reference:
         *,
         layer: int = 0,
         repaired: Collection[int] = (),
+        covered: int = 0,
         blind_to_order: bool = False,
     ) -> Outcome:
         """Each span (start, length) holds the KV of its tokens alone; from `layer` on only `repaired` are computed.
 
-        `blind_to_order` lets rows see every key, loaded ones of later places too: a fault that tests must notice.
+        The first `covered` tokens are computed whatever the spans say, as a prefix hit was. `blind_to_order`
+        lets rows see every key, loaded ones of later places too: a fault that tests must notice.
         """
         loaded = {start: self.full(ids[start : start + length], start=start) for start, length in spans}
-        return self._run(ids, loaded=loaded, layer=layer, repaired=frozenset(repaired), blind=blind_to_order)
+        repaired = {*repaired, *range(covered)}
+        return self._run(ids, loaded=loaded, layer=layer, repaired=repaired, blind=blind_to_order)
 
     def _run(
         self,
@@ -61,7 +64,7 @@ class Reference:
         start: int = 0,
         loaded: dict[int, Outcome] | None = None,
         layer: int = 0,
-        repaired: frozenset[int] = frozenset(),
+        repaired: Collection[int] = (),
         blind: bool = False,
     ) -> Outcome:
         config, weights, total = self.config, self.weights, len(ids)

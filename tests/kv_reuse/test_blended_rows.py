@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -15,24 +15,10 @@ from promptsluice.kv_reuse import repositioned
 from torch import Tensor
 
 from .reference import Outcome, Reference
+from .rows import RandomRows
 
 FAMILIES = ("tiny_llama_dir", "tiny_qwen2_dir", "tiny_qwen3_dir")
 TOLERANCE = 1e-4
-
-
-@dataclass(frozen=True)
-class RandomRows:
-    """A test's selector: any rows, and it tells which."""
-
-    seed: int
-    layer: int = 1
-    chosen: list[Tensor] = field(default_factory=list)
-
-    def select(self, *, fresh_k: Tensor, fresh_v: Tensor, stored_k: Tensor, stored_v: Tensor, quota: int) -> Tensor:
-        generator = torch.Generator().manual_seed(self.seed)
-        rows = torch.randperm(len(fresh_k), generator=generator)[:quota].sort().values
-        self.chosen.append(rows)
-        return rows
 
 
 @dataclass(frozen=True)
