@@ -84,6 +84,11 @@ class Engine:
     def waiting(self) -> int:
         return len(self._scheduler.waiting)
 
+    @property
+    def sequences(self) -> list[Sequence]:
+        """All that is waiting or running."""
+        return [*self._scheduler.running, *self._scheduler.waiting]
+
     def prepare(self, request: GenerationRequest, sink: Sink) -> Sequence:
         """Check a request and make its state; from any thread. Raises BadRequest or ContextTooLong."""
         check_request(request, self.model, room=self.max_tokens)
@@ -210,9 +215,10 @@ class Engine:
 
     def fail(self, error: PromptsluiceError) -> None:
         """After a step that raised: give up the requests that it ran, with `error`, and free all they held."""
-        affected = self._plan.sequences if self._plan else [*self._scheduler.running]
+        # Without a plan it was the scheduling that failed: then what runs, or what could not be admitted, is to blame.
+        affected = self._plan.sequences if self._plan else self._scheduler.running or self._scheduler.waiting[:1]
         self._plan = None
-        for sequence in affected:
+        for sequence in list(affected):
             if sequence.phase is not Phase.DONE:
                 self._scheduler.discard(sequence)
                 sequence.sink.failed(error)

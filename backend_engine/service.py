@@ -1,0 +1,179 @@
+"""The engine's thread and the ways into it: submit and abort from any thread, generate in an event loop, run and wait.
+
+A step that raises fails the requests that it ran and nothing else. Waiting is bounded: beyond `max_waiting` a request
+is refused.
+"""
+
+import asyncio
+import logging
+import threading
+import time
+from collections import defaultdict
+
+import torch
+
+from ..prompt.errors import Overloaded, PromptsluiceError
+from .engine import Engine, EngineStats
+from .generation import Generation, Item, Mailbox, Waiter
+from .sequence import Sequence, Sink
+from .types import GenerationRequest, Result
+
+logger = logging.getLogger(__name__)
+
+_LONGEST_RETRY_S = 60.0
+
+
+class EngineService:
+    """Owns an engine from `start` to `stop`."""
+
+    def __init__(self, engine: Engine, *, max_waiting: int = 256) -> None:
+        self.engine = engine
+        self._max_waiting = max_waiting
+        self._wake = threading.Condition()
+        self._inbox: list[Sequence] = []
+        self._aborts: list[Sequence] = []
+        self._draining = False
+        self._ending = False
+        self._outbox: dict[asyncio.AbstractEventLoop, list[tuple[Mailbox, Item]]] = defaultdict(list)
+        self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
+        self._stats = engine.stats()
+        self._busy = False
+        self._busy_s = 0.0
+        self.heartbeat = time.monotonic()
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self, drain_s: float = 0.0) -> None:
+        """Take no more requests, let the present ones run for at most `drain_s` seconds, abort what is left. Blocks."""
+        with self._wake:
+            self._draining = True
+            self._wake.notify()
+        if not self._thread.ident:
+            self._end()
+            return
+        self._thread.join(drain_s)
+        with self._wake:
+            self._ending = True
+            self._wake.notify()
+        self._thread.join()
+
+    def submit(self, request: GenerationRequest, sink: Sink) -> Sequence:
+        """Queue a request; returns the handle for `abort`. Raises BadRequest, ContextTooLong or Overloaded."""
+        sequence = self.engine.prepare(request, sink)
+        with self._wake:
+            if self._draining:
+                raise Overloaded("the engine is shutting down", retry_after=_LONGEST_RETRY_S)
+            waiting = len(self._inbox) + self.engine.waiting
+            if waiting >= self._max_waiting:
+                raise Overloaded(f"{waiting} requests are waiting already", retry_after=self._retry_after())
+            self._inbox.append(sequence)
+            self._wake.notify()
+        return sequence
+
+    def abort(self, sequence: Sequence) -> None:
+        """End a request before the next step."""
+        with self._wake:
+            self._aborts.append(sequence)
+            self._wake.notify()
+
+    def generate(self, request: GenerationRequest) -> Generation:
+        """Queue a request for a consumer in the running event loop. Raises as `submit` does."""
+        mailbox = Mailbox(asyncio.get_running_loop(), self._post)
+        sequence = self.submit(request, mailbox)
+        return Generation(mailbox, lambda: self.abort(sequence))
+
+    def run(self, request: GenerationRequest) -> Result:
+        """Run a request to its end; blocks, so never from an event loop."""
+        assert threading.current_thread() is not self._thread, "the engine's thread cannot wait for itself"
+        waiter = Waiter()
+        sequence = self.submit(request, waiter)
+        try:
+            return waiter.wait()
+        except BaseException:
+            self.abort(sequence)
+            raise
+
+    def stats(self) -> EngineStats:
+        """The state after the last step."""
+        return self._stats
+
+    def healthy(self, *, within_s: float = 60.0) -> bool:
+        """False if the thread has died, or has been in one step for longer than `within_s` seconds."""
+        return self._thread.is_alive() and (not self._busy or time.monotonic() - self.heartbeat < within_s)
+
+    @torch.inference_mode()
+    def _main(self) -> None:
+        try:
+            while self._wait():
+                self._take()
+                self._step()
+                self._flush()
+        finally:
+            self._end()
+
+    def _wait(self) -> bool:
+        """Until there is something to do; False when it is time to end."""
+        with self._wake:
+            while not (self._inbox or self._aborts or self._ending or self.engine.has_work):
+                if self._draining:
+                    return False
+                self._busy = False
+                self._wake.wait()
+            self._busy, self.heartbeat = True, time.monotonic()
+            return not self._ending
+
+    def _take(self) -> None:
+        with self._wake:
+            inbox, self._inbox = self._inbox, []
+            aborts, self._aborts = self._aborts, []
+            for sequence in inbox:
+                self.engine.enqueue(sequence)
+        for sequence in aborts:
+            self.engine.abort(sequence)
+
+    def _step(self) -> None:
+        began = time.monotonic()
+        try:
+            self.engine.step()
+        except Exception as error:
+            logger.exception("an engine step failed")
+            self.engine.fail(PromptsluiceError(f"the engine failed on this request: {error}"))
+        self._busy_s += time.monotonic() - began
+        self._stats = self.engine.stats()
+
+    def _end(self) -> None:
+        """Abort everything that is left, so that nobody waits for a thread that is gone."""
+        with self._wake:
+            self._draining = self._ending = True
+        self._take()
+        for sequence in self.engine.sequences:
+            self.engine.abort(sequence)
+        self._stats = self.engine.stats()
+        self._flush()
+
+    def _post(self, mailbox: Mailbox, item: Item) -> None:
+        self._outbox[mailbox.loop].append((mailbox, item))
+
+    def _flush(self) -> None:
+        """Deliver a step's items with one call per event loop; waking a loop is a system call."""
+        for loop, items in self._outbox.items():
+            try:
+                loop.call_soon_threadsafe(_deliver, items)
+            except RuntimeError:  # the loop is closed, and with it everyone who waited there
+                self._abandon([mailbox for mailbox, _ in items])
+        self._outbox.clear()
+
+    def _abandon(self, mailboxes: list[Mailbox]) -> None:
+        gone = {id(mailbox) for mailbox in mailboxes}
+        with self._wake:
+            self._aborts += [sequence for sequence in self.engine.sequences if id(sequence.sink) in gone]
+
+    def _retry_after(self) -> float:
+        """The mean time between two finished requests: about when a place gets free."""
+        return min(_LONGEST_RETRY_S, self._busy_s / max(1, self._stats.finished))
+
+
+def _deliver(items: list[tuple[Mailbox, Item]]) -> None:
+    for mailbox, item in items:
+        mailbox.receive(item)
