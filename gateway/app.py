@@ -1,0 +1,80 @@
+"""The HTTP application: routes inside, the edge around them, one error form for everything."""
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from ..policies import PolicySet
+from ..prompt import PromptsluiceError
+from . import routes_chat, routes_collections, routes_health, routes_models
+from .backends.base import Backend
+from .edge import Edge, error_headers
+from .house import Sluice
+from .metrics import Metrics
+from .wire import dumps
+
+
+def create_app(policy_set: PolicySet, *, backends: Mapping[str, Backend] | None = None) -> FastAPI:
+    """The application for a policy file. Its rooms open at start-up, in the lifespan, and close at shutdown.
+
+    `backends` take the place of those of the same name in the policy file.
+    """
+
+    metrics = Metrics(models=policy_set.model_names())
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        sluice = await Sluice.open(policy_set, backends=backends, metrics=metrics)
+        app.state.sluice = sluice
+        try:
+            yield
+        finally:
+            await sluice.close()
+
+    app = FastAPI(title="promptsluice", lifespan=lifespan, redirect_slashes=False, docs_url=None, redoc_url=None)
+    for router in (routes_chat.router, routes_models.router, routes_collections.router, routes_health.router):
+        app.include_router(router)
+    app.add_exception_handler(PromptsluiceError, _own_error)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(RequestValidationError, _validation_error)
+    app.add_middleware(Edge, max_body_bytes=policy_set.server.max_body_bytes, metrics=metrics)
+    return app
+
+
+async def _own_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, PromptsluiceError), error
+    return Response(dumps(error.to_wire()), error.status, dict(error_headers(error)), media_type="application/json")
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    """Starlette's own errors: no such route, wrong method."""
+    assert isinstance(error, HTTPException), error
+    code = {404: "route_not_found", 405: "method_not_allowed"}.get(error.status_code)
+    path = f"{request.method} {request.url.path[:200]}"
+    message = f"there is no {path}" if error.status_code == 404 else f"{path}: {error.detail}"
+    return _wire_error(error.status_code, message, code=code, headers=error.headers)
+
+
+async def _validation_error(request: Request, error: Exception) -> Response:
+    """FastAPI's complaints about path and query parameters; bodies are read by our own rooms."""
+    assert isinstance(error, RequestValidationError), error
+    first = error.errors()[0]
+    param = ".".join(str(step) for step in first["loc"][1:]) or None
+    return _wire_error(400, f"{param}: {first['msg']}", param=param)
+
+
+def _wire_error(
+    status: int,
+    message: str,
+    *,
+    code: str | None = None,
+    param: str | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> Response:
+    kind = "not_found_error" if status == 404 else "invalid_request_error"
+    body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
+    return Response(dumps(body), status, dict(headers or {}), media_type="application/json")

@@ -1,0 +1,135 @@
+"""The backend's contract: what answers a prepared prompt. The echo backend is its smallest implementation."""
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from ...compressors.context import Score
+from ...policies import Plan, Policy
+from ...prompt import Prompt, Report, Usage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One prepared request. `report` is the only thing in it that a backend changes (tokens reused, recomputed,
+    cached).
+
+    `prompt` has been rewritten already; `model` is the name that the client asked for, without a policy suffix.
+    `tenant` separates caches. `headers` are those of the client's headers that may go upstream.
+    """
+
+    prompt: Prompt
+    model: str
+    policy: Policy
+    plan: Plan | None = None
+    report: Report
+    request_id: str
+    stream: bool = False
+    include_usage: bool = False
+    tenant: str = ""
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frame:
+    """One chunk of a stream: the JSON of a `chat.completion.chunk`. `content` tells whether it carries a piece of the
+    answer.
+
+    A frame with empty `data` only brings `usage` for the books and is not sent. `failed`: the data is an error object.
+    """
+
+    data: bytes
+    content: bool = False
+    usage: Usage | None = None
+    failed: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """A whole response: JSON bytes with the status and the headers that go with them."""
+
+    body: bytes
+    status: int = 200
+    headers: Mapping[str, str] = field(default_factory=dict)
+    usage: Usage | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stream:
+    """A streamed response. Its taker must exhaust `frames` or `aclose()` it; closing stops the work behind it."""
+
+    frames: AsyncGenerator[Frame, None]
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelCard:
+    """A model as /v1/models lists it. `context` is in tokens, None where it is not known."""
+
+    id: str
+    owned_by: str
+    context: int | None = None
+
+
+class Backend(ABC):
+    """Answers prepared prompts.
+
+    A backend never changes the prompt, never reads a destination from it, and keeps no reference to a call after its
+    reply is finished or closed. `complete` is cancelled when the client leaves: everything it has begun must end then.
+    """
+
+    kv_reuse: ClassVar[bool] = False
+    """Whether stored chunk KV can be used."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    async def start(self) -> None:  # noqa: B027 - nothing to do is a fine start
+        """Get ready to answer; called once, in the background of a server that is already alive."""
+
+    async def close(self) -> None:  # noqa: B027
+        """Let go of everything; called once, after the last reply."""
+
+    async def available(self) -> None:  # noqa: B027
+        """Return when requests can be answered; raise the reason when they never will be."""
+
+    def ready(self) -> str | None:
+        """None when requests can be answered, else why not yet, for a person."""
+        return None
+
+    def healthy(self) -> bool:
+        """False when the backend hangs and only a restart would help."""
+        return True
+
+    def stats(self) -> Mapping[str, float]:
+        """Gauges by name, for /metrics."""
+        return {}
+
+    def scorer(self) -> Score | None:
+        """Log-probabilities of a text's tokens under this model, blocking; None where there are none to be had."""
+        return None
+
+    def warm(self, texts: Sequence[str]) -> None:  # noqa: B027
+        """A hint, any thread: these chunks will be asked for, their KV may be computed ahead. Does not block."""
+
+    @abstractmethod
+    async def models(self) -> Sequence[ModelCard]:
+        """The models that this backend serves, as far as it knows them."""
+
+    @abstractmethod
+    def count_tokens(self, text: str) -> int:
+        """Tokens of a plain text; exact where the tokenizer is known, else an estimate. Called from worker threads."""
+
+    @abstractmethod
+    async def complete(self, call: Call) -> Answer | Stream:
+        """Answer a call: a Stream when `call.stream`, unless it is refused with an error body, which is an Answer.
+
+        Raises PromptsluiceError when nothing has been sent yet. After the first frame the stream's iterator raises it.
+        The usage frame, last and with no choices, is among the frames exactly when `call.include_usage`.
+        """
+
+
+def estimated_tokens(text: str) -> int:
+    """For where no tokenizer is known: four UTF-8 bytes a token, near for English, high for most other scripts."""
+    return (len(text.encode("utf-8", "replace")) + 3) // 4

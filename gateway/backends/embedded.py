@@ -1,0 +1,233 @@
+"""Our own engine as a backend: chat messages to tokens, stored chunk KV into place, deltas to frames."""
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...backend_engine.types import Delta, GenerationRequest, Result, SamplingParams
+from ...compressors.context import Score
+from ...policies import Action, Plan
+from ...policies.schema import EmbeddedBackend as EngineSpec
+from ...prompt import ContextTooLong, Overloaded, PromptsluiceError, Report, StepReport, Usage
+from ..edge import internal_error, log_failure
+from ..parameters import ChatParameters, chat_parameters
+from ..wire import ChatWriter
+from ..workers import Workers
+from .base import Answer, Backend, Call, ModelCard, Stream, estimated_tokens
+from .deltas import as_answer, as_frames
+
+if TYPE_CHECKING:
+    from ...backend_engine import Encoded
+    from ...kv_reuse.blend import ReusePlan
+    from ...kv_reuse.store import ChunkStore
+    from .engine_room import EngineRoom
+
+_DRAIN_S = 2.0
+
+
+@dataclass(slots=True, kw_only=True)
+class _Ready:
+    """A call as the engine takes it, and what it came to in the end."""
+
+    request: GenerationRequest
+    result: Result | None = None
+
+
+class EmbeddedBackend(Backend):
+    """Answers with a model in this process. `path` finds its files, `store` opens the chunk store; both may block."""
+
+    kv_reuse = True
+
+    def __init__(
+        self, name: str, spec: EngineSpec, *, path: Callable[[], Path], store: Callable[[], "ChunkStore"]
+    ) -> None:
+        super().__init__(name)
+        self._spec = spec
+        self._path = path
+        self._store = store
+        self._room: EngineRoom | None = None
+        self._lock = threading.Lock()
+        self._loading: asyncio.Task[EngineRoom] | None = None
+        self._encoders = Workers("tokenizing", threads=2, waiting=256)
+        self._warmers = Workers("warming", threads=1, waiting=256)
+
+    async def start(self) -> None:
+        """Begin to load the model; requests that come meanwhile wait for it."""
+        self._loading = asyncio.create_task(asyncio.to_thread(self._opened))
+        self._loading.add_done_callback(lambda done: _log(done, f"loading {self._spec.model}"))
+
+    async def available(self) -> None:
+        await self._engine()
+
+    async def close(self) -> None:
+        self._warmers.close()
+        self._encoders.close()
+        if self._loading is not None:
+            await asyncio.wait({self._loading})
+        if self._room is not None:
+            await asyncio.to_thread(self._room.service.stop, _DRAIN_S)
+
+    def ready(self) -> str | None:
+        if self._loading is None or not self._loading.done():
+            return f"the model {self._spec.model} is being loaded"
+        error = self._loading.exception()
+        return None if error is None else error.message if isinstance(error, PromptsluiceError) else "loading failed"
+
+    def healthy(self) -> bool:
+        return self._room is None or self._room.service.healthy()
+
+    def stats(self) -> Mapping[str, float]:
+        if self._room is None:
+            return {}
+        stats = self._room.service.stats()
+        return {name: float(getattr(stats, name)) for name in type(stats).__dataclass_fields__}
+
+    async def models(self) -> Sequence[ModelCard]:
+        limit = None if self._room is None else self._room.limit
+        return [ModelCard(id=model, owned_by="promptsluice", context=limit) for model in self._spec.models]
+
+    def count_tokens(self, text: str) -> int:
+        room = self._room
+        return estimated_tokens(text) if room is None else room.tokenizer.count(text)
+
+    def scorer(self) -> Score | None:
+        return lambda text: self._opened().score(text)
+
+    def warm(self, texts: Sequence[str]) -> None:
+        """Have the KV of chunks computed in the background; what finds no room is computed when it is first missed."""
+        self._in_background(lambda: self._opened().warm(texts))
+
+    async def complete(self, call: Call) -> Answer | Stream:
+        parameters = chat_parameters(call.prompt.body)
+        room = await self._engine()
+        ready = await self._encoders.run(lambda: self._readied(room, call, parameters))
+        writer = ChatWriter(model=call.model)
+        deltas = self._deltas(room, ready, call.report)
+        if not call.stream:
+            return await as_answer(deltas, writer=writer, usage=lambda: usage_of(ready.result))
+        frames = as_frames(
+            deltas, writer=writer, usage=lambda: usage_of(ready.result), include_usage=call.include_usage
+        )
+        return Stream(frames=frames)
+
+    def _readied(self, room: "EngineRoom", call: Call, parameters: ChatParameters) -> _Ready:
+        policy = call.policy.reuse
+        chunks = reused_segments(call.plan)
+        encoded = room.encode(call.prompt, chunks=chunks, with_tools=parameters.tool_choice != "none")
+        count_template(call.report, len(encoded.ids))
+        sampling = parameters.sampling()
+        plan = self._reused(room, call, encoded) if encoded.spans else None
+        return _Ready(
+            request=GenerationRequest(
+                ids=encoded.ids,
+                sampling=capped(sampling, prompt=len(encoded.ids), limit=room.limit),
+                reuse=None if plan is None else plan.reuse,
+                namespace=call.tenant,
+                prefix_cache=policy.mode != "off",
+                request_id=call.request_id,
+            )
+        )
+
+    def _reused(self, room: "EngineRoom", call: Call, encoded: "Encoded") -> "ReusePlan":
+        """Look the chunks up; what is missing is computed in the background for the next time."""
+        began = time.perf_counter()
+        plan = room.reuse(encoded, call.policy.reuse)
+        if plan.misses:
+            self._in_background(lambda: room.reuser.warm(plan.misses))
+        call.report.steps.append(
+            StepReport(
+                name=call.policy.reuse.mode,
+                ms=(time.perf_counter() - began) * 1000,
+                tokens_before=len(encoded.ids),
+                tokens_after=len(encoded.ids),
+                note=f"{len(plan.hits)} chunks loaded, {len(plan.misses)} missing",
+            )
+        )
+        return plan
+
+    async def _deltas(self, room: "EngineRoom", ready: _Ready, report: Report) -> AsyncGenerator[Delta, None]:
+        generation = room.service.generate(ready.request)
+        try:
+            async for delta in generation:
+                if delta.finish_reason == "abort":
+                    raise Overloaded("the server is shutting down")
+                yield delta
+        except PromptsluiceError as error:
+            # The plain class is the engine's word for a bug; its message is for the log.
+            if type(error) is PromptsluiceError:
+                raise internal_error(ready.request.request_id) from error
+            raise
+        finally:
+            generation.abort()
+        ready.result = generation.result
+        note(report, ready.result)
+
+    async def _engine(self) -> "EngineRoom":
+        assert self._loading is not None, f"backend {self.name!r} was not started"
+        return await asyncio.shield(self._loading)
+
+    def _opened(self) -> "EngineRoom":
+        from .engine_room import EngineRoom
+
+        with self._lock:
+            if self._room is None:
+                self._room = EngineRoom.open(self._spec, path=self._path(), store=self._store())
+            return self._room
+
+    def _in_background(self, job: Callable[[], object]) -> None:
+        try:
+            self._warmers.submit(job).add_done_callback(lambda done: _log(done, "warming chunks"))
+        except Overloaded:
+            return
+
+
+def _log(done: "asyncio.Task[Any] | Future[Any]", what: str) -> None:
+    """A failure in the background has nobody to tell but the log."""
+    if not done.cancelled() and (error := done.exception()) is not None:
+        log_failure(error, request_id=what)
+
+
+def reused_segments(plan: Plan | None) -> frozenset[int]:
+    """The segments whose stored KV the plan wants."""
+    decisions = () if plan is None else plan.decisions
+    return frozenset(one.segment for one in decisions if one.action in (Action.REUSE, Action.BLEND))
+
+
+def capped(sampling: SamplingParams, *, prompt: int, limit: int) -> SamplingParams:
+    """`max_tokens` is a cap, so that more than there is room for is no error; a prompt without room for a token is."""
+    room = limit - prompt
+    if room < 1:
+        raise ContextTooLong(
+            f"the prompt has {prompt} tokens, but this model takes {limit} with the answer; shorten it by {1 - room}",
+            param="messages",
+        )
+    return replace(sampling, max_tokens=room if sampling.max_tokens is None else min(sampling.max_tokens, room))
+
+
+def count_template(report: Report, tokens: int) -> None:
+    """Make the report's sizes exact: the chat template's own tokens stand in the prompt before and after."""
+    template = tokens - report.tokens_out
+    report.tokens_in += template
+    report.tokens_out = tokens
+
+
+def note(report: Report, result: Result) -> None:
+    """Enter what the engine did."""
+    report.cached = result.cached_tokens
+    report.reused = result.reused_tokens
+    report.recomputed = result.recomputed_tokens
+
+
+def usage_of(result: Result | None) -> Usage:
+    """As it is billed: `cached_tokens` are prompt tokens that were not computed, by prefix or by chunk."""
+    assert result is not None, "the usage is read after the last delta"
+    return Usage(
+        prompt_tokens=result.prompt_tokens,
+        completion_tokens=result.completion_tokens,
+        cached_tokens=result.cached_tokens + result.reused_tokens,
+    )

@@ -1,0 +1,219 @@
+"""Any OpenAI-compatible server, over httpx. The destination and the key come from the configuration, never from a
+request.
+
+The body goes out as the bytes that came in unless a policy changed it. Retries happen only before the first byte of an
+answer, so that two answers are never glued together.
+"""
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
+
+import httpx
+
+from ...policies.schema import OpenAIBackend as UpstreamSpec
+from ...prompt import PromptsluiceError, UpstreamError, UpstreamTimeout
+from ..wire import EventSplitter
+from .base import Answer, Backend, Call, Frame, ModelCard, Stream, estimated_tokens
+from .upstream import ChatStreamReader, Secret, as_error_body, listed_models, passed_headers, usage_of
+
+ATTEMPTS_HEADER = "x-promptsluice-attempts"
+_RETRIES = 2
+_RETRIED_STATUS = frozenset({502, 503, 504})
+_MAX_ANSWER = 64 << 20
+_MODELS_KEPT_S = 60.0
+_DRAIN_S = 0.1
+
+
+class UpstreamBackend(Backend):
+    """Forwards chat completions to `base_url`/chat/completions. `count` counts tokens where the tokenizer is known."""
+
+    def __init__(
+        self,
+        name: str,
+        spec: UpstreamSpec,
+        *,
+        api_key: str | None = None,
+        count: Callable[[str], int] | None = None,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        super().__init__(name)
+        self._spec = spec
+        self._secret = Secret(api_key)
+        self._count = count or estimated_tokens
+        self._transport = transport
+        self._client: httpx.AsyncClient | None = None
+        self._listed: tuple[float, Sequence[ModelCard]] = (float("-inf"), ())
+
+    async def start(self) -> None:
+        times, most = self._spec.timeouts, self._spec.max_connections
+        self._client = httpx.AsyncClient(
+            timeout=httpx.Timeout(connect=times.connect, read=times.read, write=times.write, pool=times.pool),
+            limits=httpx.Limits(max_connections=most, max_keepalive_connections=most, keepalive_expiry=30.0),
+            follow_redirects=False,
+            transport=self._transport,
+        )
+
+    async def close(self) -> None:
+        if self._client is not None:
+            await self._client.aclose()
+            self._client = None
+
+    def count_tokens(self, text: str) -> int:
+        return self._count(text)
+
+    async def models(self) -> Sequence[ModelCard]:
+        """The configured names; without any, what the upstream lists (kept for a minute; nothing when it cannot be
+        asked).
+        """
+        if self._spec.models:
+            return [ModelCard(id=model, owned_by=self.name) for model in self._spec.models]
+        asked, cards = self._listed
+        if time.monotonic() - asked > _MODELS_KEPT_S:
+            cards = await self._ask_models()
+            self._listed = (time.monotonic(), cards)
+        return cards
+
+    async def complete(self, call: Call) -> Answer | Stream:
+        body = call.prompt.with_fields(model=call.model).render()
+        response, attempts = await self._send(body, call)
+        headers = {**passed_headers(response.headers), ATTEMPTS_HEADER: str(attempts)}
+        if call.stream and response.status_code == 200:
+            if response.headers.get("content-type", "").startswith("text/event-stream"):
+                return Stream(frames=self._frames(response, call), headers=headers)
+            await response.aclose()
+            raise UpstreamError(f"backend {self.name!r} answered a streaming request with no event stream")
+        return await self._whole(response, headers)
+
+    async def _send(self, body: bytes, call: Call) -> tuple[httpx.Response, int]:
+        """Send until a response has begun; a few more times, each after a longer pause."""
+        attempt = 0
+        while True:
+            attempt += 1
+            try:
+                response = await self._attempt(body, call)
+            except PromptsluiceError as error:
+                error.headers[ATTEMPTS_HEADER] = str(attempt)
+                if attempt > _RETRIES or isinstance(error, UpstreamTimeout):
+                    raise
+            else:
+                told_when = any(name in response.headers for name in ("retry-after", "retry-after-ms"))
+                if response.status_code not in _RETRIED_STATUS or told_when or attempt > _RETRIES:
+                    return response, attempt
+                await response.aclose()
+            await asyncio.sleep(random.uniform(0.05, 0.1) * 2**attempt)
+
+    async def _attempt(self, body: bytes, call: Call) -> httpx.Response:
+        client = self._connected()
+        url = f"{self._spec.base_url}/chat/completions"
+        request = client.build_request("POST", url, content=body, headers=self._headers(call))
+        async with self._translated():
+            return await client.send(request, stream=True)
+
+    def _connected(self) -> httpx.AsyncClient:
+        assert self._client is not None, f"backend {self.name!r} was not started"
+        return self._client
+
+    def _headers(self, call: Call) -> dict[str, str]:
+        return {
+            **call.headers,
+            **self._authorization(),
+            "content-type": "application/json",
+            "accept": "text/event-stream" if call.stream else "application/json",
+            "x-request-id": call.request_id,
+        }
+
+    def _authorization(self) -> dict[str, str]:
+        return {} if self._secret.value is None else {"authorization": f"Bearer {self._secret.value}"}
+
+    async def _whole(self, response: httpx.Response, headers: Mapping[str, str]) -> Answer:
+        body = await self._body(response)
+        status = response.status_code
+        if status == 200:
+            return Answer(body=body, headers=headers, usage=usage_of(body, backend=self.name))
+        if 300 <= status < 400:
+            raise UpstreamError(f"backend {self.name!r} answered with a redirect ({status}), which is not followed")
+        return Answer(body=self._secret.hidden_in(as_error_body(status, body)), status=status, headers=headers)
+
+    async def _body(self, response: httpx.Response) -> bytes:
+        body = bytearray()
+        async with aclosing(self._pieces(response)) as incoming:
+            async for piece in incoming:
+                body += piece
+                if len(body) > _MAX_ANSWER:
+                    raise UpstreamError(f"backend {self.name!r} answered with more than {_MAX_ANSWER >> 20} MiB")
+        return bytes(body)
+
+    async def _frames(self, response: httpx.Response, call: Call) -> AsyncGenerator[Frame, None]:
+        """The upstream's chunks, put in order: one usage frame, last, if asked for; nothing after an error."""
+        options = call.prompt.body.get("stream_options") or {}
+        reader = ChatStreamReader(
+            backend=self.name,
+            secret=self._secret,
+            include_usage=call.include_usage,
+            continuous=bool(options.get("continuous_usage_stats")),
+        )
+        splitter = EventSplitter()
+        async with aclosing(self._pieces(response)) as incoming:
+            async for piece in incoming:
+                for data in self._split(splitter, piece):
+                    for item in reader.read(data):
+                        yield item
+                    if reader.over:
+                        await self._drain(incoming)
+                        return
+        for data in splitter.finish():
+            for item in reader.read(data):
+                yield item
+        for item in reader.end():
+            yield item
+
+    async def _drain(self, incoming: AsyncGenerator[bytes, None]) -> None:
+        """Read to the body's end, so that the connection can serve again; an upstream that dawdles loses it."""
+        try:
+            async with asyncio.timeout(_DRAIN_S):
+                async for _ in incoming:
+                    pass
+        except (TimeoutError, UpstreamError, UpstreamTimeout):
+            return
+
+    def _split(self, splitter: EventSplitter, piece: bytes) -> list[bytes]:
+        try:
+            return list(splitter.feed(piece))
+        except ValueError as error:
+            raise UpstreamError(f"backend {self.name!r}: {error}") from error
+
+    async def _pieces(self, response: httpx.Response) -> AsyncGenerator[bytes, None]:
+        """The decoded body as it comes; the connection is given back or cut when this ends, however it ends."""
+        try:
+            async with self._translated():
+                async for piece in response.aiter_bytes():
+                    yield piece
+        finally:
+            await response.aclose()
+
+    async def _ask_models(self) -> Sequence[ModelCard]:
+        try:
+            async with self._translated():
+                response = await self._connected().get(
+                    f"{self._spec.base_url}/models", headers=self._authorization(), timeout=5.0
+                )
+        except (UpstreamError, UpstreamTimeout):
+            return ()
+        return listed_models(response.content) if response.status_code == 200 else ()
+
+    @asynccontextmanager
+    async def _translated(self) -> AsyncIterator[None]:
+        """The one seam where httpx's errors become ours."""
+        try:
+            yield
+        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+            raise UpstreamError(f"backend {self.name!r} cannot be reached") from error
+        except httpx.PoolTimeout as error:
+            raise UpstreamTimeout(f"backend {self.name!r} has no free connection") from error
+        except httpx.TimeoutException as error:
+            raise UpstreamTimeout(f"backend {self.name!r} did not answer in time") from error
+        except (httpx.HTTPError, httpx.StreamError) as error:
+            raise UpstreamError(f"backend {self.name!r} broke off ({type(error).__name__})") from error

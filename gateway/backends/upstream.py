@@ -1,0 +1,191 @@
+"""What upstream servers send, put right: error bodies, headers, usage, the order of a stream's chunks. No I/O here."""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...prompt import UpstreamError, Usage
+from ..wire import dumps
+from .base import Frame, ModelCard
+
+_PASSED = frozenset({"retry-after", "retry-after-ms", "x-should-retry", "openai-processing-ms"})
+_SLUGS = {
+    400: ("invalid_request_error", None),
+    401: ("authentication_error", "invalid_api_key"),
+    403: ("permission_error", None),
+    404: ("not_found_error", None),
+    413: ("invalid_request_error", "payload_too_large"),
+    422: ("invalid_request_error", None),
+    429: ("rate_limit_error", "rate_limit_exceeded"),
+}
+_CONTEXT = re.compile(r"context.{0,20}(length|window)|too (long|many tokens)", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Secret:
+    """A key that never shows: not in its repr, not in anything that goes back to a client."""
+
+    value: str | None = field(repr=False)
+
+    def hidden_in(self, data: bytes) -> bytes:
+        """Blank the key out of bytes that go to a client."""
+        return data.replace(self.value.encode(), b"***") if self.value else data
+
+
+def passed_headers(headers: Mapping[str, str]) -> dict[str, str]:
+    """The few response headers that clients act on; hop-by-hop, length and cookie headers stay behind."""
+    kept = {k.lower(): v for k, v in headers.items() if k.lower() in _PASSED or k.lower().startswith("x-ratelimit-")}
+    if "x-request-id" in headers:
+        kept["x-promptsluice-upstream-request-id"] = headers["x-request-id"]
+    return kept
+
+
+def as_error_body(status: int, body: bytes) -> bytes:
+    """An upstream's error as an OpenAI error object; one that is an error object already stays byte for byte."""
+    try:
+        parsed = json.loads(body)
+    except (ValueError, RecursionError):
+        parsed = None
+    if isinstance(parsed, dict) and isinstance(parsed.get("error"), dict):
+        return body
+    return dumps({"error": _error_object(status, parsed)})
+
+
+def _error_object(status: int, parsed: Any) -> dict[str, Any]:
+    """Flat errors of other dialects: vLLM's `{"object": "error", "message"}`, `{"detail"}`, `{"error": "text"}`."""
+    flat = parsed if isinstance(parsed, dict) else {}
+    found = next((flat[key] for key in ("message", "detail", "error") if flat.get(key)), None)
+    message = found if isinstance(found, str) else dumps(found).decode() if found is not None else None
+    kind, code = _SLUGS.get(status, ("upstream_error", "upstream_error"))
+    if isinstance(flat.get("type"), str):
+        kind = flat["type"]
+    if isinstance(flat.get("code"), str):
+        code = flat["code"]
+    elif status == 400 and message and _CONTEXT.search(message):
+        code = "context_length_exceeded"
+    param = flat.get("param") if isinstance(flat.get("param"), str) else None
+    return {
+        "message": message or f"the upstream answered with status {status}",
+        "type": kind,
+        "param": param,
+        "code": code,
+    }
+
+
+def usage_of(body: bytes, *, backend: str) -> Usage | None:
+    """The usage of a whole response; UpstreamError when the body is no JSON object."""
+    try:
+        parsed = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise UpstreamError(f"backend {backend!r} answered with broken JSON") from error
+    if not isinstance(parsed, dict):
+        raise UpstreamError(f"backend {backend!r} answered with JSON that is no object")
+    return _usage(parsed.get("usage"))
+
+
+def listed_models(body: bytes) -> list[ModelCard]:
+    """The models of an upstream's /models answer; what is malformed in it is left out."""
+    try:
+        entries = json.loads(body)["data"]
+        return [
+            ModelCard(id=entry["id"], owned_by=str(entry.get("owned_by", "upstream")))
+            for entry in entries
+            if isinstance(entry["id"], str)
+        ]
+    except (ValueError, RecursionError, LookupError, TypeError, AttributeError):
+        return []
+
+
+def _usage(raw: Any) -> Usage | None:
+    if not isinstance(raw, dict):
+        return None
+    details = raw.get("prompt_tokens_details")
+    return Usage(
+        prompt_tokens=_count(raw.get("prompt_tokens")),
+        completion_tokens=_count(raw.get("completion_tokens")),
+        cached_tokens=_count(details.get("cached_tokens")) if isinstance(details, dict) else 0,
+    )
+
+
+def _count(value: Any) -> int:
+    return value if isinstance(value, int) and value >= 0 else 0
+
+
+class ChatStreamReader:
+    """Reads the data of a chat stream's events in order and says what goes to the client.
+
+    Chunks pass as the bytes they are. A usage that rides on a chunk with choices is moved to a frame of its own at the
+    end; it is dropped where the client did not ask. `over` is set by [DONE] and by an error: nothing is read after it.
+    """
+
+    def __init__(self, *, backend: str, secret: Secret, include_usage: bool, continuous: bool = False) -> None:
+        self._backend = backend
+        self._secret = secret
+        self._include_usage = include_usage
+        self._continuous = continuous
+        self._usage_frame: bytes | None = None
+        self._usage: Usage | None = None
+        self._open: set[int] = set()
+        self._finished: set[int] = set()
+        self.over = False
+
+    def read(self, data: bytes) -> Iterator[Frame]:
+        """Frames to send for one event. UpstreamError for data that is no JSON object."""
+        if data.strip() == b"[DONE]":
+            yield from self._close()
+            return
+        chunk = self._parsed(data)
+        if chunk.get("error") or chunk.get("object") == "error":
+            self.over = True
+            yield Frame(data=self._secret.hidden_in(as_error_body(500, data)), failed=True)
+            return
+        choices = chunk.get("choices")
+        choices = choices if isinstance(choices, list) else []
+        self._note(choices)
+        usage = chunk.get("usage")
+        if not isinstance(usage, dict) or (self._continuous and choices):
+            yield Frame(data=data, content=_has_content(choices))
+        else:
+            self._usage = _usage(usage)
+            self._usage_frame = data if not choices else dumps({**chunk, "choices": []})
+            if choices:
+                bare = {name: value for name, value in chunk.items() if name != "usage"}
+                yield Frame(data=dumps(bare), content=_has_content(choices))
+
+    def end(self) -> Iterator[Frame]:
+        """The stream's end without [DONE]: fine when every choice has finished, else the upstream broke off."""
+        if self.over:
+            return
+        if not self._finished or self._open - self._finished:
+            raise UpstreamError(f"backend {self._backend!r} ended its stream before the answer was finished")
+        yield from self._close()
+
+    def _close(self) -> Iterator[Frame]:
+        self.over = True
+        if self._usage_frame is not None:
+            yield Frame(data=self._usage_frame if self._include_usage else b"", usage=self._usage)
+
+    def _note(self, choices: list[Any]) -> None:
+        for choice in choices:
+            if isinstance(choice, dict):
+                index = choice.get("index")
+                index = index if isinstance(index, int) else 0
+                self._open.add(index)
+                if choice.get("finish_reason") is not None:
+                    self._finished.add(index)
+
+    def _parsed(self, data: bytes) -> dict[str, Any]:
+        try:
+            chunk = json.loads(data, parse_constant=lambda name: None)
+        except (ValueError, RecursionError) as error:
+            raise UpstreamError(f"backend {self._backend!r} sent a chunk that is broken JSON") from error
+        if not isinstance(chunk, dict):
+            raise UpstreamError(f"backend {self._backend!r} sent a chunk that is no JSON object")
+        return chunk
+
+
+def _has_content(choices: list[Any]) -> bool:
+    deltas = (choice.get("delta") for choice in choices if isinstance(choice, dict))
+    return any(isinstance(d, dict) and any(d.get(key) for key in ("content", "tool_calls", "refusal")) for d in deltas)

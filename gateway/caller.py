@@ -1,0 +1,38 @@
+"""Who asks: what the pipeline may know of a request besides its body."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+# Client headers that go upstream; everything else, keys and cookies above all, stays here.
+_FORWARDED = frozenset({"idempotency-key", "openai-beta", "traceparent", "tracestate"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
+    """`headers` have lower-case names. `api_key` never shows in a repr."""
+
+    request_id: str
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    api_key: str | None = field(default=None, repr=False)
+
+    @property
+    def tenant(self) -> str:
+        """Separates caches of different keys; "" for who has none."""
+        return "" if not self.api_key else hashlib.sha256(self.api_key.encode("utf-8", "replace")).hexdigest()[:32]
+
+    @property
+    def forwarded(self) -> dict[str, str]:
+        return {name: value for name, value in self.headers.items() if name in _FORWARDED}
+
+    @property
+    def wants_report(self) -> bool:
+        """Whether the response may carry the field `promptsluice`."""
+        return self.headers.get("x-promptsluice-report", "").strip().lower() in ("1", "true", "yes")
+
+
+def caller_of(headers: Mapping[str, str], *, request_id: str) -> Caller:
+    """The caller of an HTTP request; the key comes from `Authorization: Bearer` or, as some SDKs do it, `x-api-key`."""
+    scheme, _, token = headers.get("authorization", "").partition(" ")
+    key = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+    return Caller(request_id=request_id, headers=headers, api_key=key or None)

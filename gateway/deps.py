@@ -1,0 +1,25 @@
+"""What routes depend on: the wired house and a caller whose key is known."""
+
+from typing import Annotated
+
+from fastapi import Depends, Request
+
+from .caller import Caller, caller_of
+from .house import Sluice
+
+
+async def _sluice(request: Request) -> Sluice:
+    return request.app.state.sluice
+
+
+House = Annotated[Sluice, Depends(_sluice)]
+
+
+async def _known(request: Request, sluice: House) -> Caller:
+    """Unauthorized where the policy file lists keys and this is none of them."""
+    caller = caller_of(request.headers, request_id=request.state.request_id)
+    sluice.policy_set.authenticate(caller.api_key)
+    return caller
+
+
+Known = Annotated[Caller, Depends(_known)]

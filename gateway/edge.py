@@ -1,0 +1,200 @@
+"""The edge: pure ASGI around the whole application. Limits bodies while they are read, names requests, watches for
+clients that leave, and turns whatever goes wrong into an OpenAI error object. Knows nothing of chat.
+"""
+
+import asyncio
+import logging
+import re
+import time
+import traceback
+import uuid
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from typing import Any
+
+from ..prompt import (
+    BadRequest,
+    ConfigError,
+    Conflict,
+    ModelUnavailable,
+    PayloadTooLarge,
+    PromptsluiceError,
+    StorageFull,
+)
+from .metrics import Metrics
+from .wire import dumps
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+log = logging.getLogger("promptsluice.gateway")
+
+_SANE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:\-]{0,127}")
+_SWALLOWED = 4
+_BODY_PAUSE_S = 60.0
+
+
+class ClientGone(Exception):
+    """The client closed its connection; nobody is left to answer."""
+
+
+class Edge:
+    """Wraps an ASGI application. `max_body_bytes` bounds every request body."""
+
+    def __init__(self, app: App, *, max_body_bytes: int, metrics: Metrics) -> None:
+        self._app = app
+        self._max_body = max_body_bytes
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        exchange = _Exchange(scope, send)
+        began = time.perf_counter()
+        self._metrics.in_flight.inc()
+        try:
+            await self._serve(exchange, scope, receive)
+        finally:
+            self._metrics.in_flight.dec()
+            route = getattr(scope.get("route"), "path", "other")
+            self._metrics.http(route, scope["method"], exchange.status, time.perf_counter() - began)
+
+    async def _serve(self, exchange: "_Exchange", scope: Scope, receive: Receive) -> None:
+        try:
+            body = await self._read_body(scope, receive)
+        except ClientGone:
+            return
+        except PromptsluiceError as error:
+            await exchange.fail(error, close=True)
+            return
+        gone = asyncio.create_task(_wait_for_disconnect(receive))
+        work = asyncio.create_task(self._answer(exchange, scope, _replayed(body, gone)))
+        try:
+            await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+            # uvicorn reports a disconnect after every complete response too: then the work only has its last lines to
+            # run.
+            if not work.done() and not exchange.complete:
+                work.cancel()
+            await asyncio.wait({work})
+        finally:
+            gone.cancel()
+            work.cancel()
+        if not work.cancelled():
+            work.result()
+
+    async def _answer(self, exchange: "_Exchange", scope: Scope, receive: Receive) -> None:
+        try:
+            await self._app(scope, receive, exchange.send)
+        except Exception as error:  # noqa: BLE001 - the seam where a bug becomes an answer
+            # Once a response has begun there is nothing to say any more: the server cuts the unfinished response off.
+            if not isinstance(error, PromptsluiceError):
+                log_failure(error, request_id=exchange.request_id)
+                error = internal_error(exchange.request_id)
+            if not exchange.started:
+                await exchange.fail(error)
+
+    async def _read_body(self, scope: Scope, receive: Receive) -> bytes:
+        declared = dict(scope["headers"]).get(b"content-length", b"")
+        too_large = declared.isdigit() and int(declared) > self._max_body
+        pieces: list[bytes] = []
+        size = 0
+        more = True
+        while more and size <= self._max_body * _SWALLOWED:
+            message = await self._next(receive)
+            size += len(message.get("body", b""))
+            too_large = too_large or size > self._max_body
+            # What is too large is still read, within bounds: a client that is cut off while it sends never sees the
+            # error.
+            if not too_large:
+                pieces.append(message.get("body", b""))
+            more = message.get("more_body", False)
+        if too_large:
+            raise PayloadTooLarge(f"the request body is larger than {self._max_body} bytes")
+        return b"".join(pieces)
+
+    async def _next(self, receive: Receive) -> Message:
+        try:
+            async with asyncio.timeout(_BODY_PAUSE_S):
+                message = await receive()
+        except TimeoutError as error:
+            raise BadRequest("the request body did not arrive in time", code="request_timeout") from error
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        return message
+
+
+class _Exchange:
+    """One request and its response: the id, what has been sent so far, and the way to send an error."""
+
+    def __init__(self, scope: Scope, send: Send) -> None:
+        self._send = send
+        self.request_id = _request_id(scope)
+        self.status = 499
+        self.started = False
+        self.complete = False
+        scope.setdefault("state", {})["request_id"] = self.request_id
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.started = True
+            self.status = message["status"]
+            message["headers"] = [*message.get("headers", ()), (b"x-request-id", self.request_id.encode())]
+        elif message["type"] == "http.response.body" and not message.get("more_body", False):
+            self.complete = True
+        await self._send(message)
+
+    async def fail(self, error: PromptsluiceError, *, close: bool = False) -> None:
+        headers = {**error_headers(error), **({"connection": "close"} if close else {})}
+        body = dumps(error.to_wire())
+        raw = [(name.encode("latin-1"), value.encode("latin-1", "replace")) for name, value in headers.items()]
+        raw += [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+        await self.send({"type": "http.response.start", "status": error.status, "headers": raw})
+        await self.send({"type": "http.response.body", "body": body})
+
+
+def error_headers(error: PromptsluiceError) -> Mapping[str, str]:
+    """The error's own headers; where the same request would only fail again, SDKs are told not to retry."""
+    hopeless = isinstance(error, ConfigError | Conflict | ModelUnavailable | StorageFull)
+    return {"x-should-retry": "false", **error.headers} if hopeless else error.headers
+
+
+def internal_error(request_id: str) -> PromptsluiceError:
+    """What a client learns of a bug: where to look it up, nothing else."""
+    return PromptsluiceError(f"internal error; request id {request_id}", code="internal")
+
+
+def log_failure(error: BaseException, *, request_id: str) -> None:
+    """Log an unexpected exception: its kind and its frames, never its message, which may quote a prompt or a key."""
+    frames = "".join(traceback.format_tb(error.__traceback__))
+    causes: list[str] = []
+    at: BaseException | None = error
+    while at is not None and len(causes) < 8:
+        causes.append(f"{type(at).__module__}.{type(at).__qualname__}")
+        at = at.__cause__ or at.__context__
+    log.error("request %s failed: %s\n%s", request_id, " from ".join(causes), frames)
+
+
+def _request_id(scope: Scope) -> str:
+    given = dict(scope["headers"]).get(b"x-request-id", b"").decode("latin-1")
+    return given if _SANE_ID.fullmatch(given) else f"req_{uuid.uuid4().hex}"
+
+
+async def _wait_for_disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _replayed(body: bytes, gone: "asyncio.Task[None]") -> Receive:
+    """A receive channel that gives the body once and then the client's leave."""
+    pending = [body]
+
+    async def receive() -> Message:
+        if pending:
+            return {"type": "http.request", "body": pending.pop(), "more_body": False}
+        await asyncio.wait({gone})
+        return {"type": "http.disconnect"}
+
+    return receive

@@ -1,0 +1,102 @@
+"""Prometheus metrics in a registry of their own. Labels are bounded: route templates, configured models, policies,
+backends.
+"""
+
+from collections.abc import Collection, Mapping
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from ..prompt import Report, Usage
+
+_METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"})
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+_TOKENS = (16, 64, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
+_WAY = ("model", "policy", "backend")
+
+
+class Metrics:
+    """The gateway's counters. `models` are the names that may become label values; any other is "other"."""
+
+    def __init__(self, *, models: Collection[str] = ()) -> None:
+        self.registry = CollectorRegistry()
+        self._models = frozenset(models)
+        own = self.registry
+        self.in_flight = Gauge("promptsluice_http_in_flight", "HTTP requests being served", registry=own)
+        self._http = Counter("promptsluice_http_requests", "HTTP requests", ("route", "method", "status"), registry=own)
+        self._http_seconds = Histogram(
+            "promptsluice_http_seconds", "Seconds from a request's head to its last byte", ("route",),
+            buckets=_SECONDS, registry=own,
+        )  # fmt: skip
+        self._completions = Counter(
+            "promptsluice_completions", "Chat completions by outcome: ok, failed, refused, cancelled",
+            (*_WAY, "outcome"), registry=own,
+        )  # fmt: skip
+        self._ttft = Histogram(
+            "promptsluice_time_to_first_token_seconds", "Seconds from a request's body to its first content", _WAY,
+            buckets=_SECONDS, registry=own,
+        )  # fmt: skip
+        self._overhead = Histogram(
+            "promptsluice_overhead_seconds", "Seconds that retrieval, planning and rewriting took", ("policy",),
+            buckets=_SECONDS, registry=own,
+        )  # fmt: skip
+        self._before = Histogram(
+            "promptsluice_prompt_tokens_before",
+            "Prompt tokens as they came",
+            ("policy",),
+            buckets=_TOKENS,
+            registry=own,
+        )
+        self._after = Histogram(
+            "promptsluice_prompt_tokens_after", "Prompt tokens as they were sent", ("policy",),
+            buckets=_TOKENS, registry=own,
+        )  # fmt: skip
+        self._saved = Counter(
+            "promptsluice_tokens", "Prompt tokens by fate: retrieved, pruned, cached, reused, recomputed",
+            (*_WAY, "what"), registry=own,
+        )  # fmt: skip
+        self._billed = Counter(
+            "promptsluice_billed_tokens", "Tokens as the backend billed them", (*_WAY, "type"), registry=own
+        )
+        self._step_failures = Counter(
+            "promptsluice_step_failures", "Optimizer steps that failed; the prompt went on without them",
+            ("policy", "step"), registry=own,
+        )  # fmt: skip
+        self._backend = Gauge("promptsluice_backend", "A backend's own gauges", ("backend", "name"), registry=own)
+
+    def http(self, route: str, method: str, status: int, seconds: float) -> None:
+        """Count one HTTP exchange; status 499 is a client that left."""
+        self._http.labels(route, method if method in _METHODS else "other", str(status)).inc()
+        self._http_seconds.labels(route).observe(seconds)
+
+    def prepared(self, report: Report, *, failed_steps: Collection[str] = ()) -> None:
+        """Count what the optimizer did to one request."""
+        self._overhead.labels(report.policy).observe(report.overhead_ms / 1000)
+        self._before.labels(report.policy).observe(report.tokens_in)
+        self._after.labels(report.policy).observe(report.tokens_out)
+        for step in failed_steps:
+            self._step_failures.labels(report.policy, step).inc()
+
+    def first_token(self, model: str, report: Report, seconds: float) -> None:
+        self._ttft.labels(*self._way(model, report)).observe(seconds)
+
+    def finished(self, model: str, report: Report, *, outcome: str, usage: Usage | None) -> None:
+        """Count one completion: how it ended, what it cost, what was saved."""
+        way = self._way(model, report)
+        self._completions.labels(*way, outcome).inc()
+        for what in ("retrieved", "pruned", "cached", "reused", "recomputed"):
+            self._saved.labels(*way, what).inc(max(0, getattr(report, what)))
+        if usage is not None:
+            self._billed.labels(*way, "prompt").inc(usage.prompt_tokens)
+            self._billed.labels(*way, "completion").inc(usage.completion_tokens)
+
+    def backend(self, name: str, stats: Mapping[str, float]) -> None:
+        """Take over a backend's gauges."""
+        for stat, value in stats.items():
+            self._backend.labels(name, stat).set(value)
+
+    def render(self) -> bytes:
+        """The Prometheus text format."""
+        return generate_latest(self.registry)
+
+    def _way(self, model: str, report: Report) -> tuple[str, str, str]:
+        return (model if model in self._models else "other", report.policy, report.backend)

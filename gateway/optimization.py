@@ -1,0 +1,165 @@
+"""Retrieve, plan, rewrite: what is done to a prompt before it is dispatched. Blocking; runs on a worker thread.
+
+Fails open: a step that breaks leaves the prompt as it was before the step, and its report says so.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from ..compressors.context import CompressionContext, Count, Embed, Score
+from ..compressors.registry import create
+from ..policies import CostModel, Plan, Policy, Step, opened, plan
+from ..policies.schema import RetrieveSpec
+from ..prompt import Prompt, PromptsluiceError, Report, Segment, StepReport
+from .backends.base import estimated_tokens
+from .edge import log_failure
+
+log = logging.getLogger("promptsluice.gateway")
+
+# A step may take as long as the prefill that it is about to save, and this long in any case.
+_LEAST_TIME_S = 1.0
+
+
+class Retriever(Protocol):
+    """Puts what was found for the question into a prompt; also says how many chunks. May load an embedder first."""
+
+    def __call__(self, spec: RetrieveSpec, prompt: Prompt, *, count: Count) -> tuple[Prompt, int]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tools:
+    """What the steps of one request may use. `kv_reuse`: the backend can use stored KV."""
+
+    count: Count
+    costs: CostModel
+    retrieve: Retriever
+    embed: Embed | None = None
+    score: Score | None = None
+    kv_reuse: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class Optimized:
+    """The outcome so far. `plan` is None where there was nothing to plan."""
+
+    prompt: Prompt
+    plan: Plan | None = None
+    steps: list[StepReport] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+    tokens_in: int = 0
+    retrieved: int = 0
+    pruned: int = 0
+
+    def report_to(self, report: Report) -> None:
+        """Fill in the fields of a request's report."""
+        report.steps = list(self.steps)
+        report.tokens_in = self.tokens_in
+        report.retrieved = self.retrieved
+        report.pruned = self.pruned
+        report.tokens_out = self.tokens_in + self.retrieved - self.pruned
+
+
+def passed_over(prompt: Prompt, *, reason: str) -> Optimized:
+    """The outcome where nothing could be done at all."""
+    size = sum(estimated_tokens(segment.text) for segment in prompt.segments)
+    note = StepReport(name="optimize", ms=0.0, tokens_before=size, tokens_after=size, note=f"passed over: {reason}")
+    return Optimized(prompt=prompt, steps=[note], failed=["optimize"], tokens_in=size)
+
+
+def optimized(prompt: Prompt, policy: Policy, tools: Tools, *, request_id: str) -> Optimized:
+    """Carry out a policy. Never raises for what a prompt holds or for a step that fails."""
+    run = _Run(prompt, policy, tools, request_id)
+    run.attempt("protect", run.protect)
+    run.attempt("count", run.measure)
+    if policy.retrieve is not None and prompt.question:
+        run.attempt("retrieve", run.retrieve)
+    run.attempt("plan", run.plan)
+    for step in run.out.plan.steps if run.out.plan else ():
+        if step.use:
+            run.attempt(step.name, lambda step=step: run.compress(step))
+    return run.out
+
+
+class _Run:
+    """One request's way through the steps."""
+
+    def __init__(self, prompt: Prompt, policy: Policy, tools: Tools, request_id: str) -> None:
+        self.out = Optimized(prompt=prompt)
+        self._policy = policy
+        self._tools = tools
+        self._request_id = request_id
+        self._deadline = time.monotonic() + _LEAST_TIME_S
+
+    def attempt(self, name: str, step: Callable[[], None]) -> None:
+        began = time.perf_counter()
+        try:
+            step()
+        except PromptsluiceError as error:
+            log.warning("request %s goes on without %s: %s", self._request_id, name, error.message)
+            self._failed(name, began, error.message)
+        except Exception as error:  # noqa: BLE001 - the optimizer fails open, whatever breaks in it
+            log_failure(error, request_id=self._request_id)
+            self._failed(name, began, type(error).__name__)
+
+    def protect(self) -> None:
+        """Cut the prompt anew where the policy opens or closes more than usual."""
+        self.out.prompt = opened(self.out.prompt, self._policy)
+
+    def measure(self) -> None:
+        self.out.tokens_in = sum(self._size(segment) for segment in self.out.prompt.segments)
+
+    def retrieve(self) -> None:
+        began = time.perf_counter()
+        assert self._policy.retrieve is not None, "the policy retrieves nothing"
+        prompt, chunks = self._tools.retrieve(self._policy.retrieve, self.out.prompt, count=self._tools.count)
+        fresh = [segment for segment in prompt.segments if segment.original is None]
+        self.out.prompt, self.out.retrieved = prompt, sum(self._size(segment) for segment in fresh)
+        before = self.out.tokens_in
+        self._done("retrieve", began, before=before, after=before + self.out.retrieved, note=f"{chunks} chunks")
+
+    def plan(self) -> None:
+        tools = self._tools
+        made = plan(self.out.prompt, self._policy, tools.costs, count=tools.count, kv_reuse=tools.kv_reuse)
+        self.out.plan = made
+        self._deadline = time.monotonic() + max(_LEAST_TIME_S, made.prefill_ms / 1000)
+
+    def compress(self, step: Step) -> None:
+        began = time.perf_counter()
+        context = CompressionContext(
+            count=self._tools.count,
+            question=self.out.prompt.question,
+            embed=self._tools.embed,
+            score=self._tools.score,
+            deadline=self._deadline,
+            only=step.segments,
+        )
+        result = create(step.use, step.options).compress(self.out.prompt, context=context)
+        self.out.prompt = result.prompt
+        before, after = result.tokens_before, result.tokens_after
+        self.out.pruned += before - after
+        self._done(step.name, began, before=before, after=after, predicted_ms=step.predicted_ms, note=result.note)
+
+    def _size(self, segment: Segment) -> int:
+        return self._tools.count(segment.text) if segment.text else 0
+
+    def _failed(self, name: str, began: float, why: str) -> None:
+        self.out.failed.append(name)
+        size = self.out.tokens_in + self.out.retrieved - self.out.pruned
+        self._done(name, began, before=size, after=size, note=f"failed, left as it was: {why}")
+
+    def _done(
+        self, name: str, began: float, *, before: int, after: int, note: str = "", predicted_ms: float | None = None
+    ) -> None:
+        self.out.steps.append(
+            StepReport(
+                name=name,
+                ms=(time.perf_counter() - began) * 1000,
+                tokens_before=before,
+                tokens_after=after,
+                predicted_ms=predicted_ms,
+                note=note,
+            )
+        )

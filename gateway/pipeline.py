@@ -1,0 +1,197 @@
+"""A request's way, top-down: parse, prepare (match, retrieve, plan, rewrite), dispatch, account. No HTTP in here.
+
+The optimizer fails open: a step that breaks or is late leaves the prompt as it was, and the report and a metric say so.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+from ..policies import Plan, Resolution
+from ..prompt import BadRequest, Overloaded, Prompt, PromptsluiceError, Report, UpstreamTimeout, Usage
+from .backends.base import Answer, Call, Frame, Stream, estimated_tokens
+from .caller import Caller
+from .house import Sluice
+from .optimization import Optimized, optimized, passed_over
+from .wire import spliced
+
+# Below this size a body is parsed faster than it is handed to a thread.
+_LARGE_BODY = 256 * 1024
+# The optimizer's steps keep their own deadlines; this is for what hangs, or loads a model for the first time.
+_OPTIMIZE_S = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """A request ready to be dispatched. `began` is the reading of time.perf_counter when it arrived."""
+
+    prompt: Prompt
+    resolution: Resolution
+    report: Report
+    began: float
+    plan: Plan | None = None
+
+
+async def answer(sluice: Sluice, raw: bytes, caller: Caller) -> Answer | Stream:
+    """The whole way of one chat completion. Raises PromptsluiceError while nothing has been sent."""
+    began = time.perf_counter()
+    prompt = await parse(sluice, raw)
+    resolution = match(sluice, prompt, caller)
+    await sluice.backends[resolution.backend].available()
+    prepared = await prepare(sluice, prompt, resolution, request_id=caller.request_id, began=began)
+    reply = await dispatch(sluice, prepared, caller)
+    return with_account(sluice, prepared, reply, caller)
+
+
+async def parse(sluice: Sluice, raw: bytes) -> Prompt:
+    """Bytes to a Prompt; a large body is read in a worker thread."""
+    depth = sluice.policy_set.server.max_depth
+    if len(raw) < _LARGE_BODY:
+        return Prompt.from_body(raw, max_depth=depth)
+    return await sluice.readers.run(lambda: Prompt.from_body(raw, max_depth=depth))
+
+
+def check_routing_fields(body: Mapping[str, Any]) -> None:
+    """The few fields that the gateway itself reads; all others belong to the backend."""
+    model = body.get("model")
+    if not isinstance(model, str) or not model.strip():
+        raise BadRequest("model must be a non-empty string", param="model")
+    if not isinstance(body.get("stream"), bool | None):
+        raise BadRequest("stream must be true or false", param="stream")
+    options = body.get("stream_options")
+    if not isinstance(options, dict | None):
+        raise BadRequest("stream_options must be an object", param="stream_options")
+    if options and not isinstance(options.get("include_usage"), bool | None):
+        raise BadRequest("include_usage must be true or false", param="stream_options.include_usage")
+
+
+def match(sluice: Sluice, prompt: Prompt, caller: Caller) -> Resolution:
+    """Which policy and which backend."""
+    check_routing_fields(prompt.body)
+    return sluice.policy_set.resolve(
+        prompt.body["model"],
+        headers=caller.headers,
+        api_key=caller.api_key,
+        prompt_tokens=lambda: sum(estimated_tokens(segment.text) for segment in prompt.segments),
+    )
+
+
+async def prepare(
+    sluice: Sluice, prompt: Prompt, resolution: Resolution, *, request_id: str = "", began: float | None = None
+) -> Prepared:
+    """Rewrite the prompt by its policy, in a worker thread; what is late or breaks leaves it as it was."""
+    start = time.perf_counter()
+    report = Report(policy=resolution.policy_name, backend=resolution.backend, reason=resolution.reason)
+    outcome = Optimized(prompt=prompt)
+    if resolution.policy.passthrough:
+        outcome.tokens_in = sum(estimated_tokens(segment.text) for segment in prompt.segments)
+    else:
+        outcome = await _optimized(sluice, prompt, resolution, request_id)
+    outcome.report_to(report)
+    report.overhead_ms = (time.perf_counter() - start) * 1000
+    sluice.metrics.prepared(report, failed_steps=outcome.failed)
+    return Prepared(
+        prompt=outcome.prompt,
+        resolution=resolution,
+        plan=outcome.plan,
+        report=report,
+        began=start if began is None else began,
+    )
+
+
+async def _optimized(sluice: Sluice, prompt: Prompt, resolution: Resolution, request_id: str) -> Optimized:
+    tools = sluice.tools(resolution.backend)
+    try:
+        return await sluice.optimizers.run(
+            lambda: optimized(prompt, resolution.policy, tools, request_id=request_id), timeout_s=_OPTIMIZE_S
+        )
+    except (TimeoutError, Overloaded) as error:
+        return passed_over(prompt, reason="late" if isinstance(error, TimeoutError) else "no free worker")
+
+
+async def dispatch(sluice: Sluice, prepared: Prepared, caller: Caller) -> Answer | Stream:
+    """Hand the prompt to its backend."""
+    body, resolution = prepared.prompt.body, prepared.resolution
+    options = body.get("stream_options") or {}
+    call = Call(
+        prompt=prepared.prompt,
+        model=resolution.model,
+        policy=resolution.policy,
+        plan=prepared.plan,
+        report=prepared.report,
+        request_id=caller.request_id,
+        stream=bool(body.get("stream")),
+        include_usage=bool(options.get("include_usage")),
+        tenant=caller.tenant,
+        headers=caller.forwarded,
+    )
+    try:
+        async with asyncio.timeout(sluice.policy_set.server.request_timeout):
+            return await sluice.backends[resolution.backend].complete(call)
+    except TimeoutError as error:
+        _finished(sluice, prepared, outcome="failed")
+        raise UpstreamTimeout("the request took longer than the server allows") from error
+    except PromptsluiceError as error:
+        _finished(sluice, prepared, outcome="refused" if error.status < 500 else "failed")
+        error.headers.update(prepared.report.headers())
+        raise
+    except asyncio.CancelledError:
+        _finished(sluice, prepared, outcome="cancelled")
+        raise
+
+
+def with_account(sluice: Sluice, prepared: Prepared, reply: Answer | Stream, caller: Caller) -> Answer | Stream:
+    """The same reply with its headers, its entry in the metrics and, where asked for, its report."""
+    headers = {**reply.headers, **prepared.report.headers()}
+    wanted = caller.wants_report
+    if isinstance(reply, Stream):
+        return Stream(frames=_accounted(sluice, prepared, reply, report=wanted), headers=headers)
+    ok = reply.status < 400
+    _finished(
+        sluice, prepared, outcome="ok" if ok else "refused" if reply.status < 500 else "failed", usage=reply.usage
+    )
+    body = spliced(reply.body, "promptsluice", prepared.report.to_wire()) if wanted and ok else reply.body
+    return Answer(body=body, status=reply.status, headers=headers, usage=reply.usage)
+
+
+async def _accounted(sluice: Sluice, prepared: Prepared, reply: Stream, *, report: bool) -> AsyncGenerator[Frame, None]:
+    """Pass the frames on and keep the books: first token, usage, how it ended. The report rides on the last frame."""
+    outcome = "cancelled"
+    usage: Usage | None = None
+    answered = False
+    held: Frame | None = None
+    try:
+        async with aclosing(reply.frames) as frames:
+            async for item in frames:
+                usage = item.usage or usage
+                if item.content and not answered:
+                    answered = True
+                    _first_token(sluice, prepared)
+                if item.failed:
+                    outcome = "failed"
+                    report = False
+                if not report:
+                    yield item
+                elif item.data:
+                    if held is not None:
+                        yield held
+                    held = item
+        if held is not None:
+            yield Frame(data=spliced(held.data, "promptsluice", prepared.report.to_wire()), content=held.content)
+        outcome = "ok" if outcome != "failed" else outcome
+    except PromptsluiceError:
+        outcome = "failed"
+        raise
+    finally:
+        _finished(sluice, prepared, outcome=outcome, usage=usage)
+
+
+def _first_token(sluice: Sluice, prepared: Prepared) -> None:
+    sluice.metrics.first_token(prepared.resolution.model, prepared.report, time.perf_counter() - prepared.began)
+
+
+def _finished(sluice: Sluice, prepared: Prepared, *, outcome: str, usage: Usage | None = None) -> None:
+    sluice.metrics.finished(prepared.resolution.model, prepared.report, outcome=outcome, usage=usage)

@@ -1,0 +1,98 @@
+"""The rooms that requests share beside their backends: collections with their embedder, and the chunk store.
+
+All load when they are first needed and block while they do; called from worker threads.
+"""
+
+import threading
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..compressors.context import Count
+from ..policies import PolicySet
+from ..policies.schema import RetrieveSpec
+from ..prompt import Prompt
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from ..kv_reuse.store import ChunkStore
+    from ..rag import Collections, SentenceEmbedder
+    from .backends.base import Backend
+
+
+class Rooms:
+    """Opens each room of a policy file once."""
+
+    def __init__(self, policy_set: PolicySet) -> None:
+        self._policy_set = policy_set
+        self._lock = threading.RLock()
+        self.backends: Mapping[str, Backend] = {}
+        """Set once, by the house: backends are made with the rooms, and the rooms count and warm with the backends."""
+
+    def model_path(self, name: str) -> Path:
+        """Where a model's files lie. ModelUnavailable says what to run when they are not there."""
+        from ..backend_engine.hub import ModelHub, default_root
+
+        return ModelHub(self._policy_set.models_cache or default_root()).resolve(name)
+
+    def store(self) -> "ChunkStore":
+        """The chunk store."""
+        with self._lock:
+            return self._store
+
+    def embedder(self) -> "SentenceEmbedder":
+        """The embedding model of collections and extractive compression."""
+        with self._lock:
+            return self._embedder
+
+    def embed(self, texts: Sequence[str]) -> "NDArray[np.float32]":
+        """Vectors of texts, [texts, dim]."""
+        return self.embedder().embed(texts)
+
+    def collections(self) -> "Collections":
+        """The document collections."""
+        with self._lock:
+            return self._collections
+
+    def retrieve(self, spec: RetrieveSpec, prompt: Prompt, *, count: Count) -> tuple[Prompt, int]:
+        """The prompt with what was found for its question, and the number of chunks. Raises UnknownCollection."""
+        from ..rag import into_prompt, within_budget
+
+        hits = self.collections().get(spec.collection).search(prompt.question, top_k=spec.top_k)
+        kept = within_budget(hits, spec.max_tokens, count=count)
+        return into_prompt(prompt, kept), len(kept)
+
+    @cached_property
+    def _store(self) -> "ChunkStore":
+        from ..kv_reuse import open_store
+
+        cache = self._policy_set.kv_cache
+        return open_store(ram=cache.ram, disk=cache.disk, path=self._policy_set.kv_cache_path)
+
+    @cached_property
+    def _embedder(self) -> "SentenceEmbedder":
+        from ..rag import SentenceEmbedder
+
+        return SentenceEmbedder(str(self.model_path(self._policy_set.models.embedder)))
+
+    @cached_property
+    def _collections(self) -> "Collections":
+        from ..rag import Collections
+
+        return Collections(
+            self._policy_set.collections_root,
+            embedder=self._embedder,
+            count_tokens=self._count,
+            on_chunks=self._warm,
+        )
+
+    def _count(self, text: str) -> int:
+        """Chunks are measured in the tokens of the first backend: one collection serves them all."""
+        return next(iter(self.backends.values())).count_tokens(text)
+
+    def _warm(self, collection: str, texts: Sequence[str]) -> None:
+        for backend in self.backends.values():
+            backend.warm(texts)

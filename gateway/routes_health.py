@@ -1,0 +1,33 @@
+"""/healthz (is the process alive), /readyz (can it answer) and /metrics (Prometheus text)."""
+
+from fastapi import APIRouter
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.responses import Response
+
+from .deps import House
+from .wire import dumps
+
+router = APIRouter()
+
+
+@router.get("/healthz")
+async def healthz(sluice: House) -> Response:
+    """200 while the server lives; 503 when an engine hangs, which only a restart mends."""
+    ok = sluice.healthy()
+    return Response(dumps({"status": "ok" if ok else "hung"}), 200 if ok else 503, media_type="application/json")
+
+
+@router.get("/readyz")
+async def readyz(sluice: House) -> Response:
+    """200 when every backend can answer; else 503 with the reason for each that cannot."""
+    reasons = sluice.not_ready()
+    body = {"status": "not ready" if reasons else "ready", "reasons": reasons}
+    return Response(dumps(body), 503 if reasons else 200, media_type="application/json")
+
+
+@router.get("/metrics")
+async def metrics(sluice: House) -> Response:
+    """The gateway's metrics and the backends' gauges."""
+    for name, backend in sluice.backends.items():
+        sluice.metrics.backend(name, backend.stats())
+    return Response(sluice.metrics.render(), media_type=CONTENT_TYPE_LATEST)

@@ -1,0 +1,111 @@
+"""A chat stream as an HTTP response: frames, keepalives, errors as frames; the end mark only after a whole answer."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from ..prompt import PromptsluiceError
+from .backends.base import Frame
+from .edge import internal_error, log_failure
+from .wire import DONE, KEEPALIVE, dumps, frame
+
+KEEPALIVE_S = 15.0
+# How long the status line waits for the first frame: until then an error can still be an HTTP status.
+FIRST_FRAME_S = 5.0
+
+
+class EventStream(Response):
+    """Sends frames as server-sent events. Make one with `begun`, which lets errors before the first frame pass."""
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self,
+        frames: AsyncGenerator[Frame, None],
+        first: "asyncio.Task[Frame | None]",
+        *,
+        headers: Mapping[str, str],
+        request_id: str,
+    ) -> None:
+        super().__init__(headers={**headers, "cache-control": "no-cache", "x-accel-buffering": "no"})
+        del self.headers["content-length"]
+        self._frames = frames
+        self._first = first
+        self._request_id = request_id
+        self._sent_at = 0.0
+
+    @classmethod
+    async def begun(
+        cls, frames: AsyncGenerator[Frame, None], *, headers: Mapping[str, str], request_id: str
+    ) -> "EventStream":
+        """Wait for the first frame, though not for ever; PromptsluiceError when there is an error instead of it."""
+        first = asyncio.create_task(_next(frames))
+        try:
+            await asyncio.wait({first}, timeout=FIRST_FRAME_S)
+            if first.done():
+                first.result()
+        except BaseException:
+            await _abandon(first, frames)
+            raise
+        return cls(frames, first, headers=headers, request_id=request_id)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        keeper: asyncio.Task[None] | None = None
+        try:
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            keeper = asyncio.create_task(self._keep_alive(send))
+            whole = await self._send_frames(send)
+            keeper.cancel()
+            await send({"type": "http.response.body", "body": DONE if whole else b""})
+        finally:
+            if keeper is not None:
+                keeper.cancel()
+            await _abandon(self._first, self._frames)
+
+    async def _send_frames(self, send: Send) -> bool:
+        """Send every frame; False when the answer broke off, which its last frame then says."""
+        try:
+            item = await self._first
+            while item is not None:
+                await self._write(send, item.data)
+                if item.failed:
+                    return False
+                item = await _next(self._frames)
+        except PromptsluiceError as error:
+            await self._write(send, dumps(error.to_wire()))
+            return False
+        except Exception as error:  # noqa: BLE001 - the seam where a bug becomes a frame
+            log_failure(error, request_id=self._request_id)
+            await self._write(send, dumps(internal_error(self._request_id).to_wire()))
+            return False
+        return True
+
+    async def _write(self, send: Send, data: bytes) -> None:
+        if data:
+            self._sent_at = asyncio.get_running_loop().time()
+            await send({"type": "http.response.body", "body": frame(data), "more_body": True})
+
+    async def _keep_alive(self, send: Send) -> None:
+        """Whole comments between whole events, so that proxies on the way do not take silence for death."""
+        loop = asyncio.get_running_loop()
+        self._sent_at = loop.time()
+        while True:
+            await asyncio.sleep(max(0.01, self._sent_at + KEEPALIVE_S - loop.time()))
+            if loop.time() - self._sent_at >= KEEPALIVE_S:
+                self._sent_at = loop.time()
+                await send({"type": "http.response.body", "body": KEEPALIVE, "more_body": True})
+
+
+async def _next(frames: AsyncGenerator[Frame, None]) -> Frame | None:
+    return await anext(frames, None)
+
+
+async def _abandon(first: "asyncio.Task[Frame | None]", frames: AsyncGenerator[Frame, None]) -> None:
+    """Stop waiting and close the frames, which ends the work behind them."""
+    first.cancel()
+    await asyncio.wait({first})
+    if not first.cancelled():
+        first.exception()  # looked at, so that asyncio does not complain of it later
+    await frames.aclose()

@@ -1,0 +1,128 @@
+"""The wire: JSON bodies, SSE frames and chat completion objects, byte for byte as the OpenAI SDKs read them.
+
+Knows no HTTP framework and no backend. All JSON that we make is ASCII: some SSE readers split lines at U+2028 or
+U+0085.
+"""
+
+import json
+import re
+import time
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+from ..prompt import Usage
+
+DONE = b"data: [DONE]\n\n"
+KEEPALIVE = b": keepalive\n\n"
+
+_LINE_END = re.compile(rb"\r\n|\r|\n")
+
+
+def dumps(value: Any) -> bytes:
+    """Strict, compact, ASCII JSON; raises ValueError on NaN or infinity, which are no JSON."""
+    return json.dumps(value, separators=(",", ":"), allow_nan=False).encode("ascii")
+
+
+def frame(data: bytes) -> bytes:
+    """One SSE event. `data` that spans lines becomes several `data:` lines, as the SSE specification has it."""
+    if b"\n" in data or b"\r" in data:
+        data = b"\ndata: ".join(_LINE_END.split(data))
+    return b"data: " + data + b"\n\n"
+
+
+def spliced(obj: bytes, key: str, value: Any) -> bytes:
+    """Append a member to the JSON object in `obj`, whose other bytes stay; what is no object stays as it is."""
+    body = obj.rstrip()
+    if not body.startswith(b"{") or not body.endswith(b"}"):
+        return obj
+    comma = b"" if body[1:-1].strip() == b"" else b","
+    return body[:-1] + comma + dumps(key) + b":" + dumps(value) + b"}"
+
+
+class EventSplitter:
+    """Cuts a byte stream into the data of its SSE events, whatever the reads' borders; CR, LF and CRLF end a line.
+
+    Comments and the fields `event`, `id` and `retry` are dropped: chat streams do not use them. One event may hold at
+    most `limit` bytes; a longer one raises ValueError.
+    """
+
+    def __init__(self, *, limit: int = 16 << 20) -> None:
+        self._limit = limit
+        self._line = bytearray()
+        self._data: list[bytes] = []
+        self._held = 0
+        self._after_cr = False
+
+    def feed(self, chunk: bytes) -> Iterator[bytes]:
+        """Yield the data of every event that `chunk` completes."""
+        if self._after_cr and chunk.startswith(b"\n"):
+            chunk = chunk[1:]
+            self._after_cr = False
+        if not chunk:
+            return
+        self._after_cr = chunk.endswith(b"\r")
+        first, *rest = _LINE_END.split(chunk)
+        self._line += first
+        for piece in rest:
+            yield from self._end_line()
+            self._line += piece
+        if len(self._line) + self._held > self._limit:
+            raise ValueError(f"an SSE event is longer than {self._limit} bytes")
+
+    def finish(self) -> Iterator[bytes]:
+        """Yield the event that the stream's end cut short of its blank line, if there is one."""
+        if self._line:
+            yield from self._end_line()
+        if self._data:
+            yield self._event()
+
+    def _end_line(self) -> Iterator[bytes]:
+        line = bytes(self._line)
+        self._line.clear()
+        if not line:
+            if self._data:
+                yield self._event()
+        elif line.startswith(b"data:"):
+            value = line[5:].removeprefix(b" ")
+            self._data.append(value)
+            self._held += len(value)
+
+    def _event(self) -> bytes:
+        data = b"\n".join(self._data)
+        self._data.clear()
+        self._held = 0
+        return data
+
+
+class ChatWriter:
+    """Writes one chat completion, whole or as chunks; all of them carry the same id, time and model."""
+
+    def __init__(self, *, model: str) -> None:
+        self._head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
+        shared = dumps({**self._head, "object": "chat.completion.chunk"})[:-1]
+        self._choice = shared + b',"choices":[{"index":0,"delta":'
+        self._bare = shared + b',"choices":[]'
+
+    def role(self) -> bytes:
+        """The first chunk: who speaks."""
+        return self._choice + b'{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]}'
+
+    def content(self, text: str) -> bytes:
+        """A chunk with a piece of the answer."""
+        return self._choice + b'{"content":' + dumps(text) + b'},"logprobs":null,"finish_reason":null}]}'
+
+    def finish(self, reason: str) -> bytes:
+        """The last chunk with a choice."""
+        return self._choice + b'{},"logprobs":null,"finish_reason":' + dumps(reason) + b"}]}"
+
+    def usage(self, usage: Usage) -> bytes:
+        """The usage chunk: no choices, sent last and only to who asked."""
+        return self._bare + b',"usage":' + dumps(usage.to_wire()) + b"}"
+
+    def whole(self, text: str, *, reason: str, usage: Usage) -> bytes:
+        """The body of a response that is not streamed."""
+        message = {"role": "assistant", "content": text, "refusal": None}
+        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": reason}
+        body = {**self._head, "object": "chat.completion", "choices": [choice], "usage": usage.to_wire()}
+        return dumps(body)
