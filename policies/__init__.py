@@ -1,7 +1,11 @@
 """Policies: what may be done to whom, and the plan for one request. Imports no torch."""
 
+from .costs import CostModel, Measurement
+from .dry_run import Explanation, explain
 from .load import PolicyFileError
 from .match import POLICY_HEADER, Resolution
+from .openness import opened
+from .planner import plan
 from .policyset import PolicySet
 from .presets import PRESETS
 from .schema import (
@@ -18,15 +22,22 @@ from .schema import (
     RouteSpec,
     ServerSpec,
 )
+from .steps import Action, Decision, Plan, Step
 
 __all__ = [
     "POLICY_HEADER",
     "PRESETS",
+    "Action",
     "ApiKeySpec",
     "Backend",
     "CompressSpec",
+    "CostModel",
+    "Decision",
     "EmbeddedBackend",
+    "Explanation",
+    "Measurement",
     "OpenAIBackend",
+    "Plan",
     "Policy",
     "PolicyFileError",
     "PolicySet",
@@ -37,4 +48,8 @@ __all__ = [
     "ReuseSpec",
     "RouteSpec",
     "ServerSpec",
+    "Step",
+    "explain",
+    "opened",
+    "plan",
 ]

@@ -7,6 +7,7 @@ from pydantic import ValidationError
 
 from ..prompt import ConfigError
 from .complaints import complaints
+from .compressor_check import check_compressors
 from .references import check_references
 from .schema import PolicyFile
 from .yamltree import MAX_CHARS, Path, Problem, Tree, read_tree
@@ -54,7 +55,7 @@ def parse_policy_text(text: str, *, file: str) -> tuple[PolicyFile, Tree]:
         parsed = PolicyFile.model_validate(tree.data)
     except ValidationError as error:
         found += complaints(error, tree.data)
-    found += check_references(tree.data)
+    found += [*check_references(tree.data), *(check_compressors(parsed) if parsed else ())]
     taken = {problem.line for problem in problems}
     problems += [Problem(tree.line(path), what) for path, what in found if tree.line(path) not in taken]
     if problems or parsed is None:

@@ -212,6 +212,11 @@ class PolicySet:
         """Where the disk tier of the chunk store lies."""
         return self._path(self.kv_cache.path, "kv")
 
+    @property
+    def models_cache(self) -> FilePath | None:
+        """Where models are cached; None for the hub's default."""
+        return None if self.models.cache is None else self._path(self.models.cache, "models")
+
     def _path(self, given: str | None, default: str) -> FilePath:
         """`~` is expanded; a relative path starts at the policy file's directory, not at the process's."""
         if given is None:

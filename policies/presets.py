@@ -33,6 +33,8 @@ PRESETS: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
                 {"use": "perplexity", "kinds": _TEXT, "target_rate": 0.7, "min_tokens": 96},
             ),
             "quality": {"max_removed": 0.75},
+            # Pruning under the answering model costs about a prefill: it is for those who want fewer tokens anyway.
+            "token_value_ms": 20.0,
             "min_prompt_tokens": 256,
         },
         "rag": {

@@ -5,67 +5,24 @@ backends, compressors) are checked in references.py, and secrets have no field h
 environment variable or a SHA-256 digest.
 """
 
-import re
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, Strict, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from ..prompt import Kind
+from .fields import (
+    BaseURL,
+    EnvironmentName,
+    Items,
+    KindName,
+    Option,
+    PolicyNames,
+    Seconds,
+    Sha256,
+    Share,
+    Text,
+    Version,
+)
 from .sizes import Bytes
-
-T = TypeVar("T")
-Items = Annotated[tuple[T, ...], Strict(False)]
-KindName = Annotated[Kind, Strict(False)]
-Text = Annotated[str, Field(min_length=1)]
-Seconds = Annotated[float, Field(gt=0, le=86_400)]
-Share = Annotated[float, Field(gt=0, le=1)]
-
-
-def _environment_name(value: str) -> str:
-    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", value):
-        # The value is not repeated: people paste the key itself here.
-        raise ValueError("must be the name of an environment variable (letters, digits, _), not the secret itself")
-    return value
-
-
-def _sha256(value: str) -> str:
-    if not re.fullmatch(r"[0-9a-fA-F]{64}", value):
-        raise ValueError("must be a SHA-256 digest in 64 hex digits: printf %s KEY | sha256sum")
-    return value.lower()
-
-
-def _base_url(value: str) -> str:
-    if not re.fullmatch(r"https?://[^\s/?#@]+(/[^\s?#@]*)?", value):
-        raise ValueError("must be an http(s) URL without user, password, query or fragment: https://host:port/v1")
-    return value.rstrip("/")
-
-
-def _version(value: Any) -> Any:
-    # True and 1.0 equal 1 in Python, but a file that says so means something else.
-    return value if type(value) is int else None
-
-
-def _option(value: Any) -> Any:
-    items = value if isinstance(value, list | tuple) else (value,)
-    if not all(item is None or isinstance(item, bool | int | float | str) for item in items):
-        raise ValueError("must be a number, a text, true, false, null or a flat list of these")
-    return tuple(value) if isinstance(value, list) else value
-
-
-def _policy_names(value: Any) -> Any:
-    named = {"all": ("*",), "none": ()}
-    if isinstance(value, str):
-        if value not in named:
-            raise ValueError("must be all, none or a list of policy names")
-        return named[value]
-    return value
-
-
-Option = Annotated[Any, AfterValidator(_option)]
-PolicyNames = Annotated[Items[Text], BeforeValidator(_policy_names)]
-EnvironmentName = Annotated[str, AfterValidator(_environment_name)]
-Sha256 = Annotated[str, AfterValidator(_sha256)]
-BaseURL = Annotated[str, AfterValidator(_base_url)]
 
 
 class Spec(BaseModel):
@@ -137,20 +94,20 @@ class CompressSpec(Spec):
     """One compressor in the order of use.
 
     `target_rate` is the share of tokens that stays. `kinds` None means what the compressor is made for. Segments under
-    `min_tokens` are left alone.
+    `min_tokens` are left alone (None: the compressor's own bound).
     """
 
     use: Text
     kinds: Items[KindName] | None = None
     target_rate: Share | None = None
-    min_tokens: Annotated[int, Field(ge=0)] = 0
+    min_tokens: Annotated[int, Field(ge=1)] | None = None
     options: dict[str, Option] = {}
 
 
 class ReuseSpec(Spec):
     """How stored KV may be used.
 
-    off: not at all, not even the engine's prefix cache. prefix: the prefix cache only. reuse: chunks as they are stored,
+    off: not at all, not even the engine's prefix cache. prefix: the prefix cache only. reuse: chunks as stored,
     nothing repaired. blend: chunks with the share `ratio` of their rows recomputed, chosen by `selector`.
     """
 
@@ -292,7 +249,7 @@ class ModelsSpec(Spec):
 class PolicyFile(Spec):
     """The whole file."""
 
-    version: Annotated[Literal[1], BeforeValidator(_version)]
+    version: Annotated[Literal[1], Version]
     default_policy: Text = "lossless"
     server: ServerSpec = ServerSpec()
     backends: Annotated[dict[Text, Annotated[Backend, Field(discriminator="kind")]], Field(min_length=1)] = {

@@ -1,0 +1,88 @@
+"""The plan for one request, as data: what is done to each segment, why, and what that should cost and save.
+
+Made by planner.py, carried out by the gateway, shown by a dry run. Holds data, decides nothing.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from ..prompt import Kind
+
+
+class Action(StrEnum):
+    """What happens to a segment."""
+
+    LEAVE = "leave"
+    COMPRESS = "compress"
+    REUSE = "reuse"
+    BLEND = "blend"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """What is done to one segment. `uses` are labels of compressors, in order; where there are any, `tokens_after` is
+    predicted.
+
+    `ms` is the cost of doing it, `saved_ms` the gross worth of what it saves.
+    """
+
+    segment: int
+    message: int
+    role: str
+    kind: Kind
+    source: str | None
+    tokens: int
+    tokens_after: int
+    action: Action = Action.LEAVE
+    uses: tuple[str, ...] = ()
+    ms: float = 0.0
+    saved_ms: float = 0.0
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One piece of work over some segments, in the order of doing.
+
+    `name` is "retrieve", "reuse", "blend" or a compressor's label in the policy. `use` is the compressor's name, "" for
+    other steps, `options` what it is to be made with; hand it `segments` as `CompressionContext.only`. `saved_ms` is
+    the gross worth of the saved tokens, `predicted_ms` not yet taken off.
+    """
+
+    name: str
+    segments: frozenset[int]
+    tokens_before: int
+    tokens_after: int
+    predicted_ms: float
+    saved_ms: float
+    use: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """All decisions and the steps that carry them out. Equal inputs give equal plans.
+
+    `prefill_ms` is what the prompt would cost as it is, `predicted_ms` what it costs by this plan, steps included.
+    """
+
+    steps: tuple[Step, ...]
+    decisions: tuple[Decision, ...]
+    tokens_before: int
+    tokens_after: int
+    prefill_ms: float
+    predicted_ms: float
+
+    @property
+    def passthrough(self) -> bool:
+        """Whether nothing is done."""
+        return not self.steps
+
+    def to_wire(self) -> dict[str, Any]:
+        """As JSON for logs and dry runs."""
+        wire = asdict(self)
+        for step in wire["steps"]:
+            step["segments"] = sorted(step["segments"])
+        return wire

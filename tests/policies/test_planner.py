@@ -1,0 +1,200 @@
+"""The plan: what is decided for each segment, why, and that it never costs more than it saves."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from promptsluice.policies import Action, CostModel, Measurement, Plan, Policy, PolicySet, opened, plan
+from promptsluice.policies.costs import Line
+from promptsluice.prompt import Kind, Prompt
+
+LONG = "The valve in hall seven was replaced in May. It had leaked since the winter before. " * 20
+RAG = PolicySet.default().policy("rag")
+
+
+def words(text: str) -> int:
+    return len(text.split())
+
+
+def policy(**fields: Any) -> Policy:
+    return Policy.model_validate(fields)
+
+
+def planned(messages: list[dict[str, Any]], chosen: Policy, costs: CostModel | None = None, **more: Any) -> Plan:
+    return plan(opened(Prompt.from_messages(messages), chosen), chosen, costs or CostModel(), count=words, **more)
+
+
+CHAT = [
+    {"role": "system", "content": LONG},
+    {"role": "user", "content": LONG},
+    {"role": "assistant", "content": f"{LONG}\n```\ncode()\n```\n"},
+    {"role": "user", "content": "And when?"},
+]
+EXTRACT = policy(compress=({"use": "extractive", "target_rate": 0.5},))
+
+
+def test_off_does_nothing() -> None:
+    made = planned(CHAT, PolicySet.default().policy("off"))
+    assert made.passthrough
+    assert made.tokens_before == made.tokens_after
+    assert made.prefill_ms == made.predicted_ms
+    assert {decision.reason for decision in made.decisions} == {"the policy rewrites nothing"}
+
+
+def test_every_segment_has_a_decision_and_a_reason() -> None:
+    made = planned(CHAT, EXTRACT)
+    assert [decision.segment for decision in made.decisions] == [0, 1, 2, 3, 4, 5]
+    by_kind = {(decision.role, decision.kind): decision for decision in made.decisions}
+    assert by_kind["system", Kind.SYSTEM].reason == "the system prompt is protected"
+    assert "as it was first sent" in by_kind["user", Kind.HISTORY].reason
+    assert by_kind["assistant", Kind.CODE].reason == "code is never rewritten"
+    assert by_kind["user", Kind.QUESTION].reason == "the question is never rewritten"
+    answer = made.decisions[2]
+    assert (answer.action, answer.uses) == (Action.COMPRESS, ("extractive",))
+    assert answer.tokens_after == answer.tokens // 2
+    assert [step.name for step in made.steps] == ["extractive"]
+    assert made.steps[0].segments == frozenset({2})
+    assert made.predicted_ms < made.prefill_ms
+
+
+def test_below_break_even_nothing_is_done() -> None:
+    costs = CostModel(prefill=Line(0, 0.1), methods={"extractive": Line(0, 0.06)})
+    made = planned(CHAT, EXTRACT, costs)
+    assert made.passthrough
+    assert "would cost" in made.decisions[2].reason
+    worth = policy(compress=({"use": "extractive", "target_rate": 0.5},), token_value_ms=0.1)
+    assert not planned(CHAT, worth, costs).passthrough
+
+
+def test_min_prompt_tokens_counts_up_to_the_segment() -> None:
+    size = words(LONG)
+    under = policy(compress=({"use": "extractive"},), min_prompt_tokens=size * 3 + 10)
+    assert "min_prompt_tokens" in planned(CHAT, under).decisions[2].reason
+    over = policy(compress=({"use": "extractive"},), min_prompt_tokens=size * 3)
+    assert planned(CHAT, over).decisions[2].action is Action.COMPRESS
+
+
+def test_protection_by_role_and_kind() -> None:
+    messages = [*CHAT[:3], {"role": "tool", "tool_call_id": "c", "content": LONG}, CHAT[3]]
+    steps = ({"use": "extractive"},)
+    made = planned(messages, policy(compress=steps, protect={"roles": ("assistant",), "kinds": ("tool_result",)}))
+    assert made.passthrough
+    assert made.decisions[2].reason == "role assistant is protected by the policy"
+    assert made.decisions[5].reason == "kind tool_result is protected by the policy"
+
+
+def test_documents_before_the_question_may_be_rewritten() -> None:
+    ahead = [{"role": "user", "content": LONG}, {"role": "user", "content": "When?"}]
+    assert planned(ahead, EXTRACT).decisions[0].action is Action.COMPRESS
+    inside = [{"role": "user", "content": f"<documents>{LONG}</documents>\nQuestion: When?"}]
+    assert planned(inside, EXTRACT).passthrough
+    unlocked = policy(compress=({"use": "extractive"},), protect={"last_user": False})
+    made = planned(inside, unlocked)
+    assert [d.kind for d in made.decisions if d.action is Action.COMPRESS] == [Kind.DOCUMENT]
+
+
+def test_two_entries_of_one_compressor_are_told_apart() -> None:
+    steps = (
+        {"use": "extractive", "kinds": ("history",), "target_rate": 0.7},
+        {"use": "extractive", "kinds": ("tool_result",), "target_rate": 0.5},
+    )
+    made = planned([*CHAT[:3], {"role": "tool", "tool_call_id": "c", "content": LONG}, CHAT[3]], policy(compress=steps))
+    assert [(step.name, step.use, step.options["target_rate"]) for step in made.steps] == [
+        ("extractive", "extractive", 0.7),
+        ("extractive#2", "extractive", 0.5),
+    ]
+
+
+def test_max_removed_bounds_all_lossy_steps_together() -> None:
+    steps = ({"use": "extractive", "target_rate": 0.5}, {"use": "perplexity", "target_rate": 0.5})
+    made = planned(CHAT, policy(compress=steps, quality={"max_removed": 0.6}, token_value_ms=100.0))
+    assert [step.options["target_rate"] for step in made.steps] == [0.5, pytest.approx(0.8)]
+    used_up = policy(compress=steps, quality={"max_removed": 0.5}, token_value_ms=100.0)
+    assert "used up by max_removed" in planned(CHAT, used_up).decisions[2].reason
+
+
+def with_chunks(*texts: str) -> Prompt:
+    prompt = Prompt.from_messages([{"role": "user", "content": "When?"}])
+    pieces: list[tuple[str, str | None]] = [("<documents>\n", None)]
+    return prompt.insert_before(0, [*pieces, *((text, f"d{i}") for i, text in enumerate(texts))])
+
+
+def test_retrieved_chunks_are_blended_and_not_rewritten() -> None:
+    lossy = RAG.model_copy(update={"compress": EXTRACT.compress})
+    made = plan(with_chunks(LONG, "too short"), lossy, CostModel(), count=words)
+    by_source = {decision.source: decision for decision in made.decisions}
+    assert by_source["d0"].action is Action.BLEND
+    assert "min_chunk_tokens" in by_source["d1"].reason
+    assert [step.name for step in made.steps] == ["blend"]
+    assert made.steps[0].options == {"ratio": 0.15, "selector": "kv_deviation"}
+    assert made.predicted_ms < made.prefill_ms / 2
+
+
+def test_chunks_are_compressed_where_kv_cannot_be_reused() -> None:
+    lossy = RAG.model_copy(update={"compress": EXTRACT.compress})
+    made = plan(with_chunks(LONG), lossy, CostModel(), count=words, kv_reuse=False)
+    assert [step.name for step in made.steps] == ["extractive"]
+
+
+def test_blending_that_does_not_pay_is_left() -> None:
+    slow_disk = CostModel(load=Line(0, 50))
+    made = plan(with_chunks(LONG), RAG, slow_disk, count=words)
+    assert made.passthrough
+    assert "stored KV would cost" in made.decisions[1].reason
+
+
+def test_a_dry_run_shows_retrieval() -> None:
+    made = planned([{"role": "user", "content": "When?"}], RAG)
+    assert [(step.name, step.tokens_after) for step in made.steps] == [("retrieve", 2048)]
+    assert made.predicted_ms < planned([{"role": "user", "content": "When?"}], RAG, kv_reuse=False).predicted_ms
+    assert planned([{"role": "system", "content": "hi"}], RAG).passthrough
+
+
+def test_plans_are_json() -> None:
+    wire = json.loads(json.dumps(planned(CHAT, EXTRACT).to_wire()))
+    assert wire["steps"][0]["segments"] == [2]
+    assert wire["decisions"][2]["action"] == "compress"
+
+
+MESSAGE = st.builds(
+    lambda role, n: {"role": role, "content": LONG[: n * 9], "tool_call_id": "x"},
+    st.sampled_from(["system", "user", "assistant", "tool"]),
+    st.integers(0, 180),
+)
+
+
+@given(
+    st.lists(MESSAGE, min_size=1, max_size=6),
+    st.floats(0, 5),
+    st.floats(0, 5),
+    st.floats(0, 50),
+    st.sampled_from(["off", "lossless", "balanced", "aggressive"]),
+)
+@settings(max_examples=80, deadline=None)
+def test_no_step_costs_more_than_it_saves(
+    messages: list[dict[str, Any]], prefill: float, per_token: float, fixed: float, name: str
+) -> None:
+    costs = CostModel(prefill=Line(0, prefill), methods={}, unknown_method=Line(fixed, per_token))
+    chosen = PolicySet.default().policy(name)
+    made = planned(messages, chosen, costs)
+    for step in made.steps:
+        assert step.predicted_ms < step.saved_ms
+        assert step.tokens_after < step.tokens_before
+    for decision in made.decisions:
+        assert decision.reason
+        assert decision.tokens_after <= decision.tokens
+    assert made.tokens_after == sum(decision.tokens_after for decision in made.decisions)
+    assert planned(messages, chosen, costs) == made
+
+
+def test_calibration_fits_lines_and_shrugs_off_stalls() -> None:
+    seen = [Measurement("prefill", n, 5.0 + 2.0 * n) for n in (100, 200, 400, 800)]
+    seen += [Measurement("prefill", 300, 9_999.0), Measurement("extractive", 100, 30.0), Measurement("load", 0, 1.0)]
+    costs = CostModel().calibrate(seen)
+    assert costs.prefill.per_token == pytest.approx(2.0)
+    assert costs.prefill.fixed == pytest.approx(5.0)
+    assert costs.compress_ms("extractive", 200) == pytest.approx(60.0)
+    assert costs.load == CostModel().load
+    assert costs.compress_ms("perplexity", 10) == CostModel().compress_ms("perplexity", 10)
