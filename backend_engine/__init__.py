@@ -5,9 +5,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .chat import ChunkMark
+    from .engine import Engine
     from .loader import LoadedModel, load_model
     from .pool import KVPool
     from .rope import Rope
+    from .service import EngineService
     from .spec import ModelSpec
     from .tokenizer import ChatTokenizer, Encoded
     from .types import (
@@ -26,6 +28,8 @@ _LAZY = {
     "ChunkMark": ".chat",
     "Delta": ".types",
     "Encoded": ".tokenizer",
+    "Engine": ".engine",
+    "EngineService": ".service",
     "GenerationRequest": ".types",
     "KVBlock": ".types",
     "KVPool": ".pool",
@@ -45,6 +49,8 @@ __all__ = [
     "ChunkMark",
     "Delta",
     "Encoded",
+    "Engine",
+    "EngineService",
     "GenerationRequest",
     "KVBlock",
     "KVPool",

@@ -1,10 +1,12 @@
 """From a directory, a GGUF file or a catalogue name to a model that is ready to run. Offline for what is here."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -13,9 +15,10 @@ from ..prompt.errors import ConfigError, ModelUnavailable
 from .model import Decoder
 from .spec import ModelSpec, eos_ids, spec_from_config
 from .tokenizer import ChatTokenizer
-from .weights import MemorySource, SafetensorsSource, TensorSource, load_weights, weight_files
+from .weights import SafetensorsSource, load_weights, weight_files
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+TOKENIZERS = ("tokenizer.json", "tokenizer.model")
 SAMPLES, SAMPLE_BYTES = 128, 4096
 
 
@@ -40,10 +43,13 @@ def load_model(path_or_name: str | Path, *, dtype: str = "auto", device: str = "
     """
     chosen = resolve_dtype(dtype, device)
     path = _located(path_or_name)
-    spec, source, tokenizer = _open_gguf(path) if path.suffix == ".gguf" else _open_directory(path)
+    with _as_directory(path) as directory:
+        spec = _spec(directory)
+        weights = load_weights(SafetensorsSource(directory), spec, dtype=chosen, device=device)
+        tokenizer = ChatTokenizer(directory) if any(map(Path.is_file, map(directory.joinpath, TOKENIZERS))) else None
     return LoadedModel(
         spec=spec,
-        decoder=Decoder(spec, load_weights(source, spec, dtype=chosen, device=device)),
+        decoder=Decoder(spec, weights),
         tokenizer=tokenizer,
         fingerprint=_fingerprint(path, spec, chosen),
     )
@@ -79,35 +85,33 @@ def _located(path_or_name: str | Path) -> Path:
     return resolve(path_or_name)
 
 
-def _open_directory(path: Path) -> tuple[ModelSpec, TensorSource, ChatTokenizer | None]:
-    if path.is_file():
+@contextmanager
+def _as_directory(path: Path) -> Iterator[Path]:
+    """`path` itself, or for the time of loading a GGUF file in Hugging Face layout (four bytes a parameter on disk)."""
+    if path.is_dir():
+        yield path
+        return
+    if path.suffix != ".gguf":
         raise ModelUnavailable(f"{path}: neither a model directory nor a .gguf file")
-    config = _read_json(path / "config.json")
+    from .hub.convert import convert_gguf
+
+    with TemporaryDirectory(prefix="promptsluice-gguf-") as scratch:
+        try:
+            convert_gguf(path, Path(scratch))
+        except Exception as error:  # the readers beneath raise nearly anything for a damaged file
+            raise ModelUnavailable(f"{path}: cannot be read as GGUF ({error})") from error
+        yield Path(scratch)
+
+
+def _spec(directory: Path) -> ModelSpec:
+    config = _read_json(directory / "config.json")
     if config is None:
-        raise ModelUnavailable(f"{path}: no config.json; this is not a model directory in Hugging Face layout")
-    if config.get("quantization_config"):
-        method = config["quantization_config"].get("quant_method", "unknown")
-        raise ConfigError(f"weights quantized with {method} are not supported", file=str(path / "config.json"))
-    generation = _read_json(path / "generation_config.json") or {}
-    spec = _spec(config, generation)
-    has_tokenizer = (path / "tokenizer.json").is_file() or (path / "tokenizer.model").is_file()
-    return spec, SafetensorsSource(path), ChatTokenizer(path) if has_tokenizer else None
-
-
-def _open_gguf(path: Path) -> tuple[ModelSpec, TensorSource, ChatTokenizer | None]:
-    """transformers decodes the file, with all weights as float32 in memory for the time of loading."""
-    from transformers import AutoModelForCausalLM
-
-    try:
-        model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
-    except (OSError, ValueError, KeyError, IndexError, NotImplementedError) as error:
-        raise ModelUnavailable(f"{path}: cannot be read as GGUF ({error})") from error
-    spec = _spec({**model.config.to_dict(), "architectures": [type(model).__name__]}, {})
-    return spec, MemorySource(model.state_dict()), ChatTokenizer(path)
-
-
-def _spec(config: Mapping[str, Any], generation: Mapping[str, Any]) -> ModelSpec:
+        raise ModelUnavailable(f"{directory}: no config.json; this is not a model directory in Hugging Face layout")
+    if quantization := config.get("quantization_config"):
+        method = quantization.get("quant_method")
+        raise ConfigError(f"weights quantized with {method} are not supported", file=str(directory / "config.json"))
     spec = spec_from_config(config)
+    generation = _read_json(directory / "generation_config.json") or {}
     return replace(spec, eos_ids=eos_ids(generation) or spec.eos_ids)
 
 

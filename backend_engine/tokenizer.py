@@ -33,7 +33,7 @@ class Encoded:
 
 
 class ChatTokenizer:
-    """The tokenizer and the chat template of a model directory (or of a `.gguf` file). Safe for several threads."""
+    """The tokenizer and the chat template of a model directory. Safe for several threads."""
 
     def __init__(self, path: Path) -> None:
         self._template = _read(path)
@@ -138,11 +138,8 @@ def _read(path: Path) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        if path.is_file():
-            tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
-        else:
-            tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
+        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
+    except Exception as error:  # the tokenizers library raises bare Exception for a damaged file
         raise ConfigError(f"the tokenizer cannot be read ({error})", file=str(path)) from error
     if getattr(tokenizer, "backend_tokenizer", None) is None:
         raise ConfigError("the tokenizer has no tokenizer.json form, which the engine needs", file=str(path))

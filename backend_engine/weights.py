@@ -1,11 +1,11 @@
-"""Weights of the decoder, read from safetensors files or any other source of named tensors, with fused matrices."""
+"""Weights of the decoder, read from the safetensors files of a model directory, with fused matrices."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -42,19 +42,6 @@ class Weights:
     head: Tensor  # [vocab, hidden]
 
 
-class TensorSource(Protocol):
-    """Named tensors under the names of Hugging Face checkpoints."""
-
-    @property
-    def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """What there is, without reading it."""
-        ...
-
-    def get(self, name: str) -> Tensor:
-        """The tensor called `name`, in its stored dtype on the CPU. Raises ModelUnavailable if it cannot be read."""
-        ...
-
-
 class SafetensorsSource:
     """The safetensors files of a model directory, sharded or not. Tensors are read when asked for."""
 
@@ -69,25 +56,13 @@ class SafetensorsSource:
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """What there is, without reading it."""
         return self._shapes
 
     def get(self, name: str) -> Tensor:
+        """The tensor called `name`, in its stored dtype on the CPU. Raises ModelUnavailable if it cannot be read."""
         with _opened(self._files[name]) as file:
             return file.get_tensor(name)
-
-
-class MemorySource:
-    """Tensors that are in memory already, such as those that were decoded from a GGUF file."""
-
-    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
-        self._tensors = tensors
-
-    @property
-    def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        return {name: tuple(tensor.shape) for name, tensor in self._tensors.items()}
-
-    def get(self, name: str) -> Tensor:
-        return self._tensors[name]
 
 
 def weight_files(directory: Path) -> list[Path]:
@@ -109,7 +84,7 @@ def weight_files(directory: Path) -> list[Path]:
 
 
 def load_weights(
-    source: TensorSource, spec: ModelSpec, *, dtype: torch.dtype, device: torch.device | str = "cpu"
+    source: SafetensorsSource, spec: ModelSpec, *, dtype: torch.dtype, device: torch.device | str = "cpu"
 ) -> Weights:
     """Read, convert and fuse all weights. Raises ModelUnavailable naming the tensors that do not fit."""
     _check(source.shapes, expected_shapes(spec))

@@ -1,0 +1,46 @@
+"""The default model's logits against transformers', on text of several scripts and lengths, whole and in chunks."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from promptsluice.backend_engine import KVPool, LoadedModel, load_model
+from promptsluice.backend_engine.batch import RequestRows, build_batch
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+TEXTS = [
+    "The capital of France is",
+    "def quicksort(items: list[int]) -> list[int]:\n    if len(items) < 2:\n        return items\n" * 8,
+    "人工智能正在改变我们的生活方式，" * 12,
+    " ".join(f"Item {number} costs {number * 7 % 97} euros." for number in range(25)),
+]
+
+
+def last_logits(model: LoadedModel, pool: KVPool, ids: list[int], chunk: int) -> Tensor:
+    pages = torch.randperm(pool.pages, generator=torch.Generator().manual_seed(chunk)).tolist()
+    logits = torch.empty(0)
+    for start in range(0, len(ids), chunk):
+        part = ids[start : start + chunk]
+        indices = range(start, start + len(part))
+        rows = RequestRows(ids=part, indices=indices, pages=pages, logits=[len(part) - 1])
+        out = model.decoder.forward(build_batch([rows], page_size=pool.page_size), pool)
+        logits = model.decoder.logits(out.hidden)[0]
+    return logits
+
+
+@pytest.mark.slow
+def test_logits_equal_transformers(smollm2_dir: Path) -> None:
+    model = load_model(smollm2_dir)
+    assert model.tokenizer is not None
+    theirs: Any = AutoModelForCausalLM.from_pretrained(smollm2_dir, dtype=torch.float32)
+    pool = KVPool(model.spec, pages=30)
+    for text in TEXTS:
+        ids = model.tokenizer.encode_plain(text)
+        with torch.inference_mode():
+            expected = theirs(torch.tensor([ids])).logits[0, -1]
+        for chunk in (len(ids), 64):
+            got = last_logits(model, pool, ids, chunk)
+            torch.testing.assert_close(got, expected, rtol=0, atol=5e-4)
+            assert got.argmax() == expected.argmax()
