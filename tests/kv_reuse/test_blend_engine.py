@@ -2,6 +2,7 @@
 
 import math
 import random
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 from promptsluice.backend_engine.engine import Engine
 from promptsluice.backend_engine.loader import LoadedModel, load_model
 from promptsluice.backend_engine.options import EngineOptions
+from promptsluice.backend_engine.service import EngineService
 from promptsluice.backend_engine.types import Delta, GenerationRequest, Result, Reuse, SamplingParams
 from promptsluice.kv_reuse import ChunkStore, DiskStore, KVDeviation, RamStore, Reuser
 from promptsluice.prompt.errors import PromptsluiceError
@@ -306,3 +308,29 @@ def test_the_default_selector_repairs_what_differs_most(model: LoadedModel, refe
         assert kv is not None
         distance[mode] = float((kv.v.double() - full.v).norm())
     assert distance["blend"] < 0.8 * distance["reuse"]
+
+
+def test_threads_warm_and_blend_through_the_running_service(model: LoadedModel, reference: Reference):
+    service = EngineService(Runner(model).engine)
+    reuser = Reuser(service, RamStore(1 << 24), spec=model.spec, fingerprint=model.fingerprint, min_tokens=4)
+    results: dict[str, Result] = {}
+
+    def ask(name: str) -> None:
+        ids, spans = PROMPTS[name]
+        reuser.warm([ids[start : start + length] for start, length in spans])
+        plan = reuser.plan(ids, spans, ratio=1.0)
+        results[name] = service.run(greedy(ids, plan.reuse))
+
+    service.start()
+    try:
+        threads = [threading.Thread(target=ask, args=(name,)) for name in PROMPTS]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        service.stop()
+    for name, (ids, _) in PROMPTS.items():
+        kv = results[name].kv
+        assert kv is not None
+        torch.testing.assert_close(kv.v.double(), reference.full(ids).v, rtol=TOLERANCE, atol=TOLERANCE)
