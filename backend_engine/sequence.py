@@ -103,6 +103,8 @@ class Sequence:
         return min(self.computed, self.limit) if self.shares else 0
 
     def append(self, token: int) -> None:
+        """Add the token that was drawn after all others had been computed."""
+        self.computed = self.length
         if self.length == len(self.tokens):
             grown = np.empty(min(self.most, 2 * self.length), dtype=np.int64)
             grown[: self.length] = self.tokens

@@ -1,0 +1,121 @@
+"""Running requests on an engine by hand, and what they produced."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from promptsluice.backend_engine.engine import Engine
+from promptsluice.backend_engine.loader import LoadedModel
+from promptsluice.backend_engine.options import EngineOptions
+from promptsluice.backend_engine.types import Delta, GenerationRequest, Result, SamplingParams
+from promptsluice.prompt.errors import PromptsluiceError
+from transformers import AutoModelForCausalLM
+
+
+@dataclass
+class Collected:
+    """A sink that keeps everything."""
+
+    text: str = ""
+    tokens: list[int] = field(default_factory=list)
+    deltas: list[Delta] = field(default_factory=list)
+    results: list[Result] = field(default_factory=list)
+    error: PromptsluiceError | None = None
+
+    def delta(self, delta: Delta) -> None:
+        assert not self.ended
+        self.text += delta.text
+        self.tokens += delta.token_ids
+        self.deltas.append(delta)
+
+    def done(self, result: Result) -> None:
+        assert not self.ended
+        self.results.append(result)
+
+    def failed(self, error: PromptsluiceError) -> None:
+        assert not self.ended
+        self.error = error
+
+    @property
+    def ended(self) -> bool:
+        return bool(self.results) or self.error is not None
+
+    @property
+    def result(self) -> Result:
+        assert self.error is None and len(self.results) == 1, self
+        return self.results[0]
+
+
+def tiny_engine(model: LoadedModel, *, pages: int = 200, page_size: int = 4, **options: int) -> Engine:
+    sizes = {"step_tokens": 64, "max_running": 16, "shared_tokens": 8} | options
+    return Engine(model, options=EngineOptions(pages=pages, page_size=page_size, **sizes))
+
+
+def greedy(ids: Sequence[int], max_tokens: int = 12, **fields: object) -> GenerationRequest:
+    params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
+    return GenerationRequest(ids=tuple(ids), sampling=params, **fields)
+
+
+def finish(engine: Engine, *, most_steps: int = 5000) -> None:
+    """Step until nothing is left; an engine that makes no progress fails the test instead of hanging it."""
+    for _ in range(most_steps):
+        if not engine.has_work:
+            return
+        engine.step()
+    raise AssertionError(f"still at work after {most_steps} steps: {engine.stats()}")
+
+
+def together(engine: Engine, *requests: GenerationRequest) -> list[Collected]:
+    """Submit all, run all."""
+    sinks = [Collected() for _ in requests]
+    for request, sink in zip(requests, sinks, strict=True):
+        engine.add(request, sink)
+    finish(engine)
+    return sinks
+
+
+def alone(engine: Engine, request: GenerationRequest) -> Collected:
+    return together(engine, request)[0]
+
+
+def assert_idle(engine: Engine) -> None:
+    """Nothing runs, and every page is free or the prefix tree's."""
+    engine.allocator.check()
+    engine.tree.check()
+    stats = engine.stats()
+    assert stats.running == stats.waiting == 0
+    assert stats.pages_free + stats.pages_cached == stats.pages_total
+    assert engine.tree.evictable == engine.tree.pages
+
+
+def random_ids(length: int, seed: int) -> tuple[int, ...]:
+    return tuple(torch.randint(3, 512, (length,), generator=torch.Generator().manual_seed(seed)).tolist())
+
+
+class Reference:
+    """transformers on the same weights."""
+
+    def __init__(self, directory: Path) -> None:
+        self.model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+
+    @torch.inference_mode()
+    def greedy(self, ids: Sequence[int], max_tokens: int = 12, *, ignore_eos: bool = True) -> list[int]:
+        """The ids that `generate` appends."""
+        prompt = torch.tensor([ids])
+        output = self.model.generate(
+            prompt,
+            attention_mask=torch.ones_like(prompt),
+            do_sample=False,
+            max_new_tokens=max_tokens,
+            pad_token_id=0,
+            **({"eos_token_id": None} if ignore_eos else {}),
+        )
+        return output[0, len(ids) :].tolist()
+
+    @torch.inference_mode()
+    def logprobs(self, ids: Sequence[int]) -> torch.Tensor:
+        """Log-probability of each token but the first."""
+        scores = self.model(torch.tensor([ids])).logits[0, :-1].log_softmax(-1)
+        return scores.gather(1, torch.tensor(ids[1:])[:, None]).squeeze(1)

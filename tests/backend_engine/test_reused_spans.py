@@ -1,0 +1,168 @@
+"""Reused spans in the engine: what is run, what is counted, what may enter the prefix tree. Blending: see kv_reuse."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import torch
+from promptsluice.backend_engine.engine import Engine
+from promptsluice.backend_engine.loader import LoadedModel, load_model
+from promptsluice.backend_engine.types import GenerationRequest, KVBlock, Reuse, ReusedSpan, SamplingParams
+from promptsluice.prompt.errors import BadRequest
+from torch import Tensor
+
+from .driving import Collected, Reference, alone, assert_idle, finish, greedy, random_ids, tiny_engine, together
+
+IDS = random_ids(100, 11)
+
+
+@dataclass(frozen=True)
+class FirstRows:
+    """Repairs the first rows; enough where only the number matters."""
+
+    layer: int = 1
+
+    def select(self, *, fresh_k: Tensor, fresh_v: Tensor, stored_k: Tensor, stored_v: Tensor, quota: int) -> Tensor:
+        assert fresh_k.shape == fresh_v.shape == stored_k.shape == stored_v.shape
+        return torch.arange(quota)
+
+
+@pytest.fixture(scope="module")
+def model(tiny_llama_dir: Path) -> LoadedModel:
+    return load_model(tiny_llama_dir)
+
+
+@pytest.fixture(scope="module")
+def expected(tiny_llama_dir: Path) -> list[int]:
+    return Reference(tiny_llama_dir).greedy(IDS)
+
+
+def captured(engine: Engine, ids: tuple[int, ...]) -> KVBlock:
+    kv = alone(engine, GenerationRequest(ids=ids, sampling=SamplingParams(max_tokens=0), keep_kv=True)).result.kv
+    assert kv is not None and kv.tokens == len(ids)
+    return kv
+
+
+def spans(kv: KVBlock, *places: tuple[int, int]) -> tuple[ReusedSpan, ...]:
+    return tuple(ReusedSpan(start, KVBlock(kv.k[:, start:stop], kv.v[:, start:stop])) for start, stop in places)
+
+
+def garbage(*places: tuple[int, int]) -> tuple[ReusedSpan, ...]:
+    return spans(KVBlock(*torch.randn(2, 4, 100, 2, 16, generator=torch.Generator().manual_seed(0))), *places)
+
+
+def test_kept_kv_equals_transformers(model: LoadedModel, tiny_llama_dir: Path) -> None:
+    cache = Reference(tiny_llama_dir).model(torch.tensor([IDS])).past_key_values
+    kv = captured(tiny_engine(model, step_tokens=32), IDS)
+    for layer in range(4):
+        keys, values = cache.layers[layer].keys[0], cache.layers[layer].values[0]
+        torch.testing.assert_close(kv.k[layer].transpose(0, 1), keys, rtol=0, atol=1e-4)
+        torch.testing.assert_close(kv.v[layer].transpose(0, 1), values, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("step_tokens", [16, 128])
+@pytest.mark.parametrize("places", [[(0, 50)], [(7, 30), (30, 61)], [(3, 9), (50, 100)]])
+def test_true_kv_gives_the_output_of_a_full_prefill(
+    model: LoadedModel, expected: list[int], places: list[tuple[int, int]], step_tokens: int
+) -> None:
+    engine = tiny_engine(model, step_tokens=step_tokens)
+    reuse = Reuse(spans=spans(captured(engine, IDS), *places))
+    output = alone(engine, replace(greedy(IDS), reuse=reuse))
+    assert output.tokens == expected
+    rows = sum(stop - start for start, stop in places) - (places[-1][1] == 100)
+    assert (output.result.reused_tokens, output.result.recomputed_tokens) == (rows, 0)
+
+
+@pytest.mark.parametrize("step_tokens", [16, 128])
+def test_repairing_all_rows_is_a_full_prefill_whatever_was_stored(
+    model: LoadedModel, expected: list[int], step_tokens: int
+) -> None:
+    engine = tiny_engine(model, step_tokens=step_tokens)
+    reuse = Reuse(spans=garbage((10, 40), (50, 100)), selector=FirstRows(), ratio=1.0)
+    output = alone(engine, replace(greedy(IDS), reuse=reuse))
+    assert output.tokens == expected
+    assert (output.result.reused_tokens, output.result.recomputed_tokens) == (0, 79)
+
+
+def test_the_quota_is_the_ratio_of_each_chunk_rounded_up(model: LoadedModel) -> None:
+    reuse = Reuse(spans=garbage((10, 50)), selector=FirstRows(), ratio=0.15)
+    whole = alone(tiny_engine(model, step_tokens=128), replace(greedy(IDS), reuse=reuse))
+    assert (whole.result.reused_tokens, whole.result.recomputed_tokens) == (34, 6)
+    chunked = alone(tiny_engine(model, step_tokens=16), replace(greedy(IDS), reuse=reuse))
+    # Chunks of 16 rows hold 6, 16, 16 and 2 rows of the span.
+    assert (chunked.result.reused_tokens, chunked.result.recomputed_tokens) == (40 - 8, 1 + 3 + 3 + 1)
+
+
+def test_blended_and_plain_requests_share_a_batch(model: LoadedModel, expected: list[int]) -> None:
+    blended = replace(greedy(IDS), reuse=Reuse(spans=garbage((20, 60)), selector=FirstRows(), ratio=0.3))
+    lone = alone(tiny_engine(model, step_tokens=512), blended)
+    engine = tiny_engine(model, step_tokens=512)
+    mixed = together(engine, greedy(random_ids(30, 1)), blended, greedy(IDS, namespace="plain"), blended)
+    assert mixed[1].tokens == mixed[3].tokens == lone.tokens
+    assert mixed[2].tokens == expected
+    assert_idle(engine)
+
+
+@pytest.mark.parametrize("selector", [None, FirstRows()])
+def test_nothing_behind_a_span_enters_the_prefix_tree(
+    model: LoadedModel, expected: list[int], selector: FirstRows | None
+) -> None:
+    engine = tiny_engine(model, step_tokens=16)
+    alone(engine, replace(greedy(IDS), reuse=Reuse(spans=garbage((30, 60)), selector=selector, ratio=0.2)))
+    plain = alone(engine, greedy(IDS))
+    assert plain.tokens == expected and plain.result.cached_tokens == 30
+    assert_idle(engine)
+
+
+def test_a_prefix_hit_replaces_the_spans_that_it_covers(model: LoadedModel, expected: list[int]) -> None:
+    engine = tiny_engine(model)
+    alone(engine, greedy(IDS[:55], 0))
+    kv = captured(engine, IDS)
+    reuse = Reuse(spans=(*garbage((5, 40)), *spans(kv, (45, 70), (80, 90))))
+    output = alone(engine, replace(greedy(IDS), reuse=reuse))
+    assert output.tokens == expected
+    assert (output.result.cached_tokens, output.result.reused_tokens) == (55, 15 + 10)
+    assert alone(engine, greedy(IDS)).result.cached_tokens == 55
+
+
+def test_spans_are_written_again_after_preemption(model: LoadedModel) -> None:
+    prompts = [random_ids(28, seed) for seed in range(5)]
+    requests = [replace(greedy(ids, 40), reuse=Reuse(spans=garbage((5, 20)))) for ids in prompts]
+    engine = tiny_engine(model, pages=30, max_running=5)
+    crowded = together(engine, *requests)
+    assert engine.stats().preemptions > 0
+    assert [each.tokens for each in crowded] == [alone(tiny_engine(model), each).tokens for each in requests]
+    assert {each.result.reused_tokens for each in crowded} == {15}
+    assert_idle(engine)
+
+
+@pytest.mark.parametrize(
+    "places", [((20, 10), (0, 5)), ((0, 10), (5, 15)), ((95, 105),)], ids=["descending", "overlapping", "too long"]
+)
+def test_spans_that_do_not_fit_are_refused(model: LoadedModel, places: tuple[tuple[int, int], ...]) -> None:
+    kv = KVBlock(*torch.zeros(2, 4, 10, 2, 16))
+    wrong = Reuse(spans=tuple(ReusedSpan(start, kv) for start, _ in places))
+    with pytest.raises(BadRequest, match="ascend"):
+        tiny_engine(model).add(replace(greedy(IDS), reuse=wrong), Collected())
+
+
+def test_kv_of_another_model_is_refused(model: LoadedModel) -> None:
+    with pytest.raises(BadRequest, match="shape"):
+        reuse = Reuse(spans=(ReusedSpan(0, KVBlock(*torch.zeros(2, 3, 10, 2, 16))),))
+        tiny_engine(model).add(replace(greedy(IDS), reuse=reuse), Collected())
+
+
+class Wrong(FirstRows):
+    def select(self, *, fresh_k: Tensor, fresh_v: Tensor, stored_k: Tensor, stored_v: Tensor, quota: int) -> Tensor:
+        raise ValueError("a selector of the caller's that breaks")
+
+
+def test_a_selector_that_breaks_leaves_the_engine_sound(model: LoadedModel, expected: list[int]) -> None:
+    engine, sink = tiny_engine(model), Collected()
+    engine.add(replace(greedy(IDS), reuse=Reuse(spans=garbage((20, 60)), selector=Wrong())), sink)
+    with pytest.raises(ValueError, match="breaks"):
+        finish(engine)
+    engine.fail(BadRequest("selector"))
+    assert sink.error is not None
+    assert_idle(engine)
+    assert alone(engine, greedy(IDS)).tokens == expected
