@@ -119,16 +119,17 @@ class _Cutter:
                 )
 
     def _kinds(self, role: str, text: str, i: int, last_part: bool) -> Iterator[tuple[Kind, str]]:
-        if role == "user" and i == self._last_user:
-            yield from split_question(text) if last_part else [(Kind.DOCUMENT, text)]
+        """Every user message is cut alike, so that a turn's pieces stay the same when the next turn follows it."""
+        if role != "user":
+            yield _KIND_OF_ROLE.get(role, Kind.OTHER), text
             return
-        yield _KIND_OF_ROLE.get(role, Kind.OTHER), text
+        for kind, piece in split_question(text) if last_part else [(Kind.DOCUMENT, text)]:
+            yield Kind.HISTORY if kind is Kind.QUESTION and i != self._last_user else kind, piece
 
 
 _KIND_OF_ROLE = {
     "system": Kind.SYSTEM,
     "developer": Kind.SYSTEM,
-    "user": Kind.HISTORY,
     "assistant": Kind.HISTORY,
     "tool": Kind.TOOL_RESULT,
     "function": Kind.TOOL_RESULT,
@@ -156,7 +157,7 @@ def _call_arguments(message: Mapping[str, Any]) -> Iterator[tuple[Path, str]]:
 
 
 def split_question(text: str) -> Iterator[tuple[Kind, str]]:
-    """Cut the text of a last user message into DOCUMENT and QUESTION pieces; all of it is QUESTION when no documents
+    """Cut the text of a user message into DOCUMENT and QUESTION pieces; all of it is QUESTION when no documents
     are marked.
     """
     done = 0
