@@ -5,9 +5,11 @@ from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any, Protocol
 
-from ..prompt import Prompt, Report
+from ..prompt import Prompt, PromptsluiceError, Report
 
 logger = logging.getLogger(__name__)
+
+_FAILED = ("failed", "passed over")  # how the notes begin of steps that the pipeline went on without
 
 OnReport = Callable[[Report], object]
 
@@ -57,6 +59,12 @@ class Rewriter:
             return self._failed(messages, error)
 
     def _done(self, messages: Any, prompt: Prompt, report: Report) -> Any:
+        # The pipeline itself goes on without a step that fails, and notes it.
+        failed = [
+            f"{step.name}: {step.note}" for step in report.steps if step.note.startswith(("failed", "passed over"))
+        ]
+        if failed and self._strict:
+            raise PromptsluiceError(f"the policy {report.policy} was not carried out: {'; '.join(failed)}")
         last_report.set(report)
         if self._on_report is not None:
             self._on_report(report)
