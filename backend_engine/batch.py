@@ -64,11 +64,17 @@ class StepBatch:
     def requests(self) -> int:
         return len(self.key_count_host)
 
-    def keep(self, rows: Tensor, counts: Sequence[int]) -> "StepBatch":
+    def __post_init__(self) -> None:
+        starts = self.query_start_host
+        for narrowing in self.narrowings:
+            rows = starts[narrowing.request + 1] - starts[narrowing.request]
+            assert narrowing.repairable.shape[0] + narrowing.required.shape[0] == rows, (narrowing, rows)
+            assert 0 <= narrowing.quota <= narrowing.repairable.shape[0], narrowing
+
+    def keep(self, rows: Tensor, counts: Sequence[int], *, narrowings: tuple[Narrowing, ...] = ()) -> "StepBatch":
         """The batch with only `rows` (int64, ascending), of which `counts[b]` belong to request b.
 
-        `logit_rows` must all be among `rows`. `narrowings` are carried along unchanged: their indices are for the
-        rows that the batch was built with, so a caller that narrows twice must name other requests the second time.
+        `logit_rows` must all be among `rows`. `narrowings` are those still to come, of requests that lost no row now.
         """
         starts = (0, *accumulate(counts))
         assert starts[-1] == rows.shape[0], (counts, rows.shape)
@@ -81,6 +87,7 @@ class StepBatch:
             query_start=torch.tensor(starts, dtype=torch.int32).to(self.query_start.device, non_blocking=True),
             query_start_host=starts,
             logit_rows=torch.searchsorted(rows, self.logit_rows),
+            narrowings=narrowings,
         )
 
 
@@ -163,7 +170,6 @@ def _narrowing(request: int, part: RequestRows, device: torch.device | str) -> N
     assert mask.shape == (len(part.ids),), (mask.shape, len(part.ids))
     assert not mask[list(part.logits)].any(), "a row that needs logits must not be repairable: it could be dropped"
     repairable, required = np.flatnonzero(mask), np.flatnonzero(~mask)
-    assert 0 <= part.quota <= len(repairable), (part.quota, len(repairable))
     return Narrowing(
         request=request,
         selector=part.selector,

@@ -52,25 +52,28 @@ class Decoder:
         hidden = F.embedding(batch.ids, self.weights.embedding)
         cos, sin = self.rope.angles(batch.positions, self.dtype)
         plan = self.attention.plan(batch, page_size=pool.page_size, scale=self.spec.scale)
+        recomputed = tuple(narrowing.quota for narrowing in batch.narrowings)
         last = self.spec.layers - 1
         for index, layer in enumerate(self.weights.layers):
             q, k, v = self._project(layer, hidden, cos, sin)
             due = tuple(narrowing for narrowing in batch.narrowings if narrowing.selector.layer == index)
             if due:
                 rows, counts = _surviving(due, batch, k, v, *pool.layer(index))
-                batch = batch.keep(rows, counts)
+                later = tuple(narrowing for narrowing in batch.narrowings if narrowing.selector.layer > index)
+                batch = batch.keep(rows, counts, narrowings=later)
                 hidden, q, k, v, cos, sin = (tensor[rows] for tensor in (hidden, q, k, v, cos, sin))
                 plan = self.attention.plan(batch, page_size=pool.page_size, scale=self.spec.scale)
             pool.write(index, batch.slots, k, v)
             if index == last and batch.logit_rows.shape[0] < batch.rows:  # nobody needs the others any more
                 rows = batch.logit_rows
+                assert not batch.narrowings, "a selector's layer must be one of the model's"
                 batch = batch.keep(rows, batch.logit_counts_host)
                 hidden, q = hidden[rows], q[rows]
                 plan = self.attention.plan(batch, page_size=pool.page_size, scale=self.spec.scale)
             attended = plan(q, *pool.layer(index)).flatten(1)
             hidden = self._feed_forward(layer, hidden + F.linear(attended, layer.out, layer.out_bias))
         hidden = self._norm(hidden, self.weights.norm)
-        return StepOutput(hidden, tuple(narrowing.quota for narrowing in batch.narrowings))
+        return StepOutput(hidden, recomputed)
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
@@ -90,7 +93,7 @@ class Decoder:
             turned = F.rms_norm(turned, (spec.head_dim,), None, spec.norm_eps) * layer.qk_norm
         turned = rotate(turned, cos, sin)
         q, k = turned.split((spec.heads, spec.kv_heads), dim=1)
-        return q.contiguous(), k, v
+        return q, k, v
 
     def _feed_forward(self, layer: LayerWeights, hidden: Tensor) -> Tensor:
         fused = F.linear(self._norm(hidden, layer.post_norm), layer.gate_up, layer.gate_up_bias)

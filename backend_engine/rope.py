@@ -139,15 +139,14 @@ class Rope:
         self.scaling = spec.attention_factor
 
     def angles(self, positions: Tensor, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
-        """Cosines and sines of `positions` [rows], each [rows, 1, dim/2], from float32; once a step for all layers."""
+        """What `rotate` needs for `positions` [rows]: two [rows, 1, dim], from float32; once a step for all layers."""
         angle = positions.to(torch.float32)[:, None] * self.inv_freq
-        cos, sin = angle.cos() * self.scaling, angle.sin() * self.scaling
-        return cos.to(dtype)[:, None], sin.to(dtype)[:, None]
+        cos, sin = _whole(angle)
+        return (cos * self.scaling).to(dtype)[:, None], (sin * self.scaling).to(dtype)[:, None]
 
     def apply(self, x: Tensor, positions: Tensor) -> Tensor:
         """Rotate `x` [rows, heads, dim] to `positions` [rows]."""
-        cos, sin = self.angles(positions, x.dtype)
-        return rotate(x, cos, sin)
+        return rotate(x, *self.angles(positions, x.dtype))
 
     def rotate_by(self, k: Tensor, delta: int) -> Tensor:
         """Turn rotated keys `k` [..., dim] by `delta` positions (may be negative). Any scaling is in `k` already.
@@ -155,24 +154,22 @@ class Rope:
         Angles are float64: the result differs from a rotation at the new place only by the float32 rounding of the two
         positions' own angles (at most position * 6e-8 radians). `move` has no such difference.
         """
-        angle = self.inv_freq.to(torch.float64) * delta
-        return rotate(k, angle.cos().to(k.dtype), angle.sin().to(k.dtype))
+        cos, sin = _whole(self.inv_freq.to(torch.float64) * delta)
+        return rotate(k, cos.to(k.dtype), sin.to(k.dtype))
 
     def move(self, k: Tensor, old: Tensor, new: Tensor) -> Tensor:
         """Turn keys `k` [..., tokens, heads, dim] from positions `old` to `new` [tokens], as if rotated there first."""
-        inv_freq = self.inv_freq
-        before, after = (place.to(inv_freq)[:, None] * inv_freq for place in (old, new))
-        angle = after.to(torch.float64) - before.to(torch.float64)
-        return rotate(k, angle.cos().to(k.dtype)[:, None], angle.sin().to(k.dtype)[:, None])
+        before, after = (place.to(self.inv_freq)[:, None] * self.inv_freq for place in (old, new))
+        cos, sin = _whole(after.to(torch.float64) - before.to(torch.float64))
+        return rotate(k, cos.to(k.dtype)[:, None], sin.to(k.dtype)[:, None])
+
+
+def _whole(angle: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosines and signed sines of angles [..., dim/2] for both halves of a head, each [..., dim]."""
+    cos, sin = angle.cos(), angle.sin()
+    return torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate the pairs of `x` [..., dim] by angles whose `cos`, `sin` broadcast to [..., dim/2]."""
-    first, second = x.chunk(2, dim=-1)
-    out = torch.empty_like(x)
-    low, high = out.chunk(2, dim=-1)
-    torch.mul(first, cos, out=low)
-    low.sub_(second * sin)
-    torch.mul(second, cos, out=high)
-    high.add_(first * sin)
-    return out
+    """Rotate `x` [..., dim]: each half times `cos`, plus the other half times `sin`, as `Rope.angles` gives them."""
+    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)

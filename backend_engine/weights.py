@@ -90,10 +90,11 @@ def load_weights(
     _check(source.shapes, expected_shapes(spec))
 
     def read(*names: str) -> Tensor:
-        """The named tensors stacked along their first axis, in memory of our own (a mapped file may be changed)."""
+        """The named tensors stacked along their first axis, in memory of our own: a mapped file may change."""
         parts = [source.get(name) for name in names]
-        fused = torch.empty((sum(len(part) for part in parts), *parts[0].shape[1:]), dtype=dtype, device=device)
-        for part, place in zip(parts, fused.split([len(part) for part in parts]), strict=True):
+        rows = [len(part) for part in parts]
+        fused = _empty((sum(rows), *parts[0].shape[1:]), dtype, torch.device(device))
+        for part, place in zip(parts, fused.split(rows), strict=True):
             place.copy_(part)
         return fused
 
@@ -137,6 +138,18 @@ def expected_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     return whole | {
         f"model.layers.{index}.{name}": shape for index in range(spec.layers) for name, shape in layer.items()
     }
+
+
+def _empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Memory for a vector or a matrix [out, in], laid out as its products read it fastest.
+
+    On a CPU the float32 product of one or two rows with a matrix of more outputs than inputs takes half as long
+    when the memory runs along the outputs (7 MB: 0.37 against 0.62 ms on one core); from four rows on there is no
+    difference.
+    """
+    if device.type == "cpu" and dtype == torch.float32 and len(shape) == 2 and shape[0] > shape[1]:
+        return torch.empty(shape[::-1], dtype=dtype).t()
+    return torch.empty(shape, dtype=dtype, device=device)
 
 
 def _layer(read: Callable[..., Tensor], spec: ModelSpec, prefix: str) -> LayerWeights:
