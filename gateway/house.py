@@ -44,11 +44,11 @@ class Sluice:
 
         `backends` take the place of those of the same name in the policy file.
         """
-        rooms = Rooms(policy_set)
+        rooms, given = Rooms(policy_set), backends or {}
         sluice = cls(
             policy_set,
             rooms=rooms,
-            backends={**backends_of(policy_set, rooms, replaced=backends or {}), **(backends or {})},
+            backends=_in_order(policy_set, {**backends_of(policy_set, rooms, replaced=given), **given}),
             metrics=metrics or Metrics(models=policy_set.model_names()),
         )
         for backend in sluice.backends.values():
@@ -81,3 +81,8 @@ class Sluice:
 
     def healthy(self) -> bool:
         return all(backend.healthy() for backend in self.backends.values())
+
+
+def _in_order(policy_set: PolicySet, backends: Mapping[str, Backend]) -> dict[str, Backend]:
+    """In the order of the policy file, what is not in it last."""
+    return {name: backends[name] for name in (*policy_set.backends, *backends)}

@@ -5,9 +5,12 @@ Fails open: a step that breaks leaves the prompt as it was before the step, and 
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ..compressors.context import CompressionContext, Count, Embed, Score
 from ..compressors.registry import create
@@ -19,8 +22,10 @@ from .edge import log_failure
 
 log = logging.getLogger("promptsluice.gateway")
 
-# A step may take as long as the prefill that it is about to save, and this long in any case.
+# Rewriting may take as long as the prefill that it is about to shorten, within these bounds.
 _LEAST_TIME_S = 1.0
+_MOST_TIME_S = 10.0
+_BATCH = 64
 
 
 class Retriever(Protocol):
@@ -124,14 +129,14 @@ class _Run:
         tools = self._tools
         made = plan(self.out.prompt, self._policy, tools.costs, count=tools.count, kv_reuse=tools.kv_reuse)
         self.out.plan = made
-        self._deadline = time.monotonic() + max(_LEAST_TIME_S, made.prefill_ms / 1000)
+        self._deadline = time.monotonic() + min(_MOST_TIME_S, max(_LEAST_TIME_S, made.prefill_ms / 1000))
 
     def compress(self, step: Step) -> None:
         began = time.perf_counter()
         context = CompressionContext(
             count=self._tools.count,
             question=self.out.prompt.question,
-            embed=self._tools.embed,
+            embed=None if self._tools.embed is None else self._embed,
             score=self._tools.score,
             deadline=self._deadline,
             only=step.segments,
@@ -141,6 +146,16 @@ class _Run:
         before, after = result.tokens_before, result.tokens_after
         self.out.pruned += before - after
         self._done(step.name, began, before=before, after=after, predicted_ms=step.predicted_ms, note=result.note)
+
+    def _embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        """Vectors in batches, so that a text of a million sentences ends at the deadline and not in an hour."""
+        assert self._tools.embed is not None, "offered only where there is an embedder"
+        parts: list[NDArray[np.float32]] = []
+        for at in range(0, max(1, len(texts)), _BATCH):
+            if time.monotonic() > self._deadline:
+                raise TimeoutError("the deadline passed while embedding")
+            parts.append(self._tools.embed(texts[at : at + _BATCH]))
+        return np.concatenate(parts)
 
     def _size(self, segment: Segment) -> int:
         return self._tools.count(segment.text) if segment.text else 0

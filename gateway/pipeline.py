@@ -21,7 +21,7 @@ from .wire import spliced
 # Below this size a body is parsed faster than it is handed to a thread.
 _LARGE_BODY = 256 * 1024
 # The optimizer's steps keep their own deadlines; this is for what hangs, or loads a model for the first time.
-_OPTIMIZE_S = 60.0
+_OPTIMIZE_S = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

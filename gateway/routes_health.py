@@ -1,10 +1,13 @@
 """/healthz (is the process alive), /readyz (can it answer) and /metrics (Prometheus text)."""
 
+import asyncio
+
 from fastapi import APIRouter
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import Response
 
 from .deps import House
+from .house import Sluice
 from .wire import dumps
 
 router = APIRouter()
@@ -28,6 +31,10 @@ async def readyz(sluice: House) -> Response:
 @router.get("/metrics")
 async def metrics(sluice: House) -> Response:
     """The gateway's metrics and the backends' gauges."""
+    return Response(await asyncio.to_thread(_render, sluice), media_type=CONTENT_TYPE_LATEST)
+
+
+def _render(sluice: Sluice) -> bytes:
     for name, backend in sluice.backends.items():
         sluice.metrics.backend(name, backend.stats())
-    return Response(sluice.metrics.render(), media_type=CONTENT_TYPE_LATEST)
+    return sluice.metrics.render()

@@ -28,12 +28,14 @@ class EventStream(Response):
         *,
         headers: Mapping[str, str],
         request_id: str,
+        keepalive_s: float = KEEPALIVE_S,
     ) -> None:
         super().__init__(headers={**headers, "cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]
         self._frames = frames
         self._first = first
         self._request_id = request_id
+        self._keepalive_s = keepalive_s
         self._sent_at = 0.0
 
     @classmethod
@@ -92,8 +94,8 @@ class EventStream(Response):
         loop = asyncio.get_running_loop()
         self._sent_at = loop.time()
         while True:
-            await asyncio.sleep(max(0.01, self._sent_at + KEEPALIVE_S - loop.time()))
-            if loop.time() - self._sent_at >= KEEPALIVE_S:
+            await asyncio.sleep(max(0.01, self._sent_at + self._keepalive_s - loop.time()))
+            if loop.time() - self._sent_at >= self._keepalive_s:
                 self._sent_at = loop.time()
                 await send({"type": "http.response.body", "body": KEEPALIVE, "more_body": True})
 

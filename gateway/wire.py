@@ -33,7 +33,7 @@ def frame(data: bytes) -> bytes:
 
 def spliced(obj: bytes, key: str, value: Any) -> bytes:
     """Append a member to the JSON object in `obj`, whose other bytes stay; what is no object stays as it is."""
-    body = obj.rstrip()
+    body = obj.strip()
     if not body.startswith(b"{") or not body.endswith(b"}"):
         return obj
     comma = b"" if body[1:-1].strip() == b"" else b","

@@ -103,7 +103,7 @@ class Backend(ABC):
         return True
 
     def stats(self) -> Mapping[str, float]:
-        """Gauges by name, for /metrics."""
+        """Gauges by name, for /metrics. May block on a disk; called from worker threads."""
         return {}
 
     def scorer(self) -> Score | None:

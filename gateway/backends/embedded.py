@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -84,8 +84,11 @@ class EmbeddedBackend(Backend):
     def stats(self) -> Mapping[str, float]:
         if self._room is None:
             return {}
-        stats = self._room.service.stats()
-        return {name: float(getattr(stats, name)) for name in type(stats).__dataclass_fields__}
+        gauges = {name: float(value) for name, value in asdict(self._room.service.stats()).items()}
+        for tier in self._room.reuser.stats():
+            counters = {name: value for name, value in asdict(tier).items() if name != "tier"}
+            gauges |= {f"kv_{tier.tier}_{name}": float(value) for name, value in counters.items()}
+        return gauges
 
     async def models(self) -> Sequence[ModelCard]:
         limit = None if self._room is None else self._room.limit

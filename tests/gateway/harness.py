@@ -115,7 +115,7 @@ class Gateway:
 
     def metric(self, line_start: str) -> float:
         """The sum of all samples whose line begins so."""
-        lines = httpx.get(f"{self.url}/metrics").text.splitlines()
+        lines = httpx.get(f"{self.url}/metrics").raise_for_status().text.splitlines()
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(line_start))
 
 

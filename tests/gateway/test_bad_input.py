@@ -1,0 +1,226 @@
+"""Bad input: each a clear OpenAI error object, and a server that goes on."""
+
+import json
+import socket
+from typing import Any
+
+import httpx
+import pytest
+
+from .harness import Gateway, Upstream, eventually
+
+HI: list[dict[str, Any]] = [{"role": "user", "content": "hi"}]
+
+
+def chat(**fields: Any) -> bytes:
+    return json.dumps({"model": "echo", "messages": HI, **fields}).encode()
+
+
+NESTED = (
+    b'{"model":"echo","messages":[{"role":"user","content":"x"}],"x":' + b"[" * 10_000 + b"0" + b"]" * 10_000 + b"}"
+)
+TWO_THOUSAND = b'{"model":"echo","messages":' + b'[{"a":' * 1_000 + b"0" + b"}]" * 1_000 + b"}"
+
+CASES: list[tuple[str, bytes, int, str | None, str | None]] = [
+    ("broken JSON", b'{"model":', 400, None, "invalid_json"),
+    ("no JSON at all", b"hello", 400, None, "invalid_json"),
+    ("nothing", b"", 400, None, "invalid_json"),
+    ("not UTF-8", b'{"model":"\xff"}', 400, None, "invalid_json"),
+    ("no object", b"[1]", 400, None, "invalid_json"),
+    ("10,000 levels in an ignored field", NESTED, 400, None, None),
+    ("2,000 levels", TWO_THOUSAND, 400, None, None),
+    ("lone surrogate", b'{"model":"echo","messages":[{"role":"user","content":"\\ud800"}]}', 400, None, None),
+    ("NaN", b'{"model":"echo","messages":[{"role":"user","content":"x"}],"temperature":NaN}', 400, None, None),
+    ("no model", json.dumps({"messages": HI}).encode(), 400, "model", None),
+    ("model of a wrong type", chat(model=7), 400, "model", None),
+    ("unknown model", chat(model="nope"), 404, "model", "model_not_found"),
+    ("unknown policy", chat(model="echo:nope"), 400, "policy", "policy_not_found"),
+    ("no messages", b'{"model":"echo"}', 400, "messages", None),
+    ("empty messages", chat(messages=[]), 400, "messages", None),
+    ("messages of a wrong type", chat(messages="hi"), 400, "messages", None),
+    ("a message of a wrong type", chat(messages=["hi"]), 400, "messages[0]", None),
+    ("no role", chat(messages=[{"content": "hi"}]), 400, "messages[0].role", None),
+    ("content of a wrong type", chat(messages=[{"role": "user", "content": 7}]), 400, "messages[0].content", None),
+    ("tools of a wrong type", chat(tools="x"), 400, "tools", None),
+    ("stream of a wrong type", chat(stream="yes"), 400, "stream", None),
+    ("stream_options of a wrong type", chat(stream=True, stream_options=1), 400, "stream_options", None),
+    (
+        "include_usage of a wrong type",
+        chat(stream=True, stream_options={"include_usage": 1}),
+        400,
+        "stream_options.include_usage",
+        None,
+    ),
+    ("negative temperature", chat(temperature=-0.1), 400, "temperature", "invalid_value"),
+    ("absurd temperature", chat(temperature=1e308), 400, "temperature", "invalid_value"),
+    ("a temperature beyond floats", chat(temperature=10**400), 400, "temperature", "invalid_value"),
+    ("a boolean temperature", chat(temperature=True), 400, "temperature", "invalid_value"),
+    ("a textual temperature", chat(temperature="1"), 400, "temperature", "invalid_value"),
+    ("top_p 0", chat(top_p=0), 400, "top_p", "invalid_value"),
+    ("top_k -2", chat(top_k=-2), 400, "top_k", "invalid_value"),
+    ("min_p 2", chat(min_p=2), 400, "min_p", "invalid_value"),
+    ("a huge seed", chat(seed=1 << 70), 400, "seed", "invalid_value"),
+    ("negative max_tokens", chat(max_tokens=-1), 400, "max_tokens", "invalid_value"),
+    ("fractional max_tokens", chat(max_completion_tokens=1.5), 400, "max_completion_tokens", "invalid_value"),
+    ("five stops", chat(stop=["a"] * 5), 400, "stop", "invalid_value"),
+    ("an empty stop", chat(stop=""), 400, "stop", "invalid_value"),
+    ("a number as stop", chat(stop=[7]), 400, "stop[0]", "invalid_value"),
+    ("two choices", chat(n=2), 400, "n", "unsupported_value"),
+    ("logprobs", chat(logprobs=True), 400, "logprobs", "unsupported_value"),
+    ("logit_bias", chat(logit_bias={"1": 5}), 400, "logit_bias", "unsupported_value"),
+    ("a penalty", chat(frequency_penalty=0.5), 400, "frequency_penalty", "unsupported_value"),
+    ("a forced tool", chat(tool_choice="required"), 400, "tool_choice", "unsupported_value"),
+    ("JSON mode", chat(response_format={"type": "json_object"}), 400, "response_format", "invalid_value"),
+    (
+        "a field of another engine",
+        chat(structured_outputs={"x": 1}),
+        400,
+        "structured_outputs",
+        "unsupported_parameter",
+    ),
+]
+
+
+@pytest.mark.parametrize(("what", "body", "status", "param", "code"), CASES, ids=[case[0] for case in CASES])
+def test_chat_completions(
+    gateway: Gateway, what: str, body: bytes, status: int, param: str | None, code: str | None
+) -> None:
+    response = gateway.post(body)
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/json"
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"} and error["message"]
+    assert error["type"] == "invalid_request_error"
+    assert error["param"] == param
+    assert code is None or error["code"] == code
+    assert "Traceback" not in response.text
+    assert gateway.post(chat()).json()["choices"][0]["message"]["content"] == "hi"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"temperature": None, "max_tokens": None, "stop": None, "n": None, "tools": None, "unknown": None},
+        {"max_tokens": 65_535, "temperature": 0, "top_p": 1, "frequency_penalty": 0, "presence_penalty": 0.0},
+        {"max_tokens": 10**40, "top_k": -1, "n": 1, "logprobs": False, "logit_bias": {}, "seed": -5},
+        {"user": "u", "metadata": {"a": "b"}, "store": True, "service_tier": "auto", "parallel_tool_calls": True},
+        {"response_format": {"type": "text"}, "tool_choice": "none", "modalities": ["text"], "stop": ["x", "y"]},
+        {"stream_options": None, "stream": None, "api_base": "http://169.254.169.254/", "api_key": "sk-test"},
+    ],
+)
+def test_harmless_fields_are_accepted(gateway: Gateway, fields: dict[str, Any]) -> None:
+    assert gateway.post(chat(**fields)).json()["choices"][0]["message"]["content"] == "hi"
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [{"role": "developer", "content": "Be brief."}, *HI],
+        [{"role": "user", "content": "A"}, {"role": "assistant", "content": ""}, *HI],
+        [{"role": "system", "content": ""}, {"role": "assistant", "content": None}, *HI],
+        [
+            {"role": "user", "content": "x"},
+            {
+                "role": "assistant",
+                "content": None,
+                "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": None}}],
+            },
+            {"role": "tool", "tool_call_id": "1", "content": "ok"},
+            *HI,
+        ],
+        [{"role": "user", "content": [{"type": "text", "text": "hi"}]}],
+    ],
+)
+@pytest.mark.parametrize("policy", ["off", "balanced", "aggressive", "rag"])
+def test_odd_messages_pass_every_policy(gateway: Gateway, messages: list[dict[str, Any]], policy: str) -> None:
+    response = gateway.post(chat(model=f"echo:{policy}", messages=messages))
+    assert response.status_code == 200, response.text
+    assert response.json()["choices"][0]["message"]["content"] == "hi"
+
+
+def test_nothing_but_empty_texts(gateway: Gateway) -> None:
+    messages = [{"role": "system", "content": ""}, {"role": "user", "content": ""}]
+    response = gateway.post(chat(model="echo:aggressive", messages=messages))
+    assert response.status_code == 200 and response.headers["x-promptsluice-tokens-in"] == "0"
+
+
+def test_routes_methods_and_parameters(gateway: Gateway) -> None:
+    for method, path, status in (
+        ("GET", "/nope", 404),
+        ("GET", "/v1/chat/completions", 405),
+        ("DELETE", "/v1/models", 405),
+        ("GET", "/v1/models/no/such", 404),
+        ("GET", "/v1/collections/nope", 404),
+        ("POST", "/v1/chat/completions/", 404),
+    ):
+        response = httpx.request(method, gateway.url + path)
+        assert response.status_code == status, path
+        assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+    assert httpx.get(f"{gateway.url}/v1/chat/completions").headers["allow"] == "POST"
+
+
+def test_models_with_slashes(gateway: Gateway) -> None:
+    listed = httpx.get(f"{gateway.url}/v1/models").json()
+    assert listed["object"] == "list"
+    assert [model["id"] for model in listed["data"]] == ["echo", "org/echo", "slow", "far", "org/far", "dead"]
+    one = httpx.get(f"{gateway.url}/v1/models/org/echo").json()
+    assert one["id"] == "org/echo" and one["object"] == "model"
+
+
+def test_a_body_of_20_mib(gateway: Gateway) -> None:
+    body = chat(messages=[{"role": "user", "content": "x" * (20 << 20)}])
+    response = gateway.post(body)
+    assert response.status_code == 413 and response.json()["error"]["code"] == "payload_too_large"
+    pieces = (body[at : at + 65_536] for at in range(0, len(body), 65_536))
+    response = httpx.post(f"{gateway.url}/v1/chat/completions", content=pieces, timeout=30)
+    assert response.status_code == 413 and "transfer-encoding" not in response.request.headers.get("content-length", "")
+    assert gateway.post(chat()).status_code == 200
+
+
+def test_a_body_that_never_ends_is_cut_off(gateway: Gateway) -> None:
+    with socket.create_connection(("127.0.0.1", gateway.port)) as client:
+        client.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n")
+        piece = b"100000\r\n" + b"x" * (1 << 20) + b"\r\n"
+        sent = 0
+        try:
+            while sent < 200:
+                client.sendall(piece)
+                sent += 1
+        except ConnectionError:
+            pass
+        assert sent < 100
+    eventually(lambda: gateway.metric("promptsluice_http_in_flight") == 1)
+
+
+def test_request_ids(gateway: Gateway) -> None:
+    assert gateway.post(chat(), **{"x-request-id": "mine-1.2"}).headers["x-request-id"] == "mine-1.2"
+    for odd in ("a b", "x" * 200, "é".encode().decode("latin-1"), ""):
+        response = httpx.post(
+            f"{gateway.url}/v1/chat/completions", content=chat(), headers=[(b"x-request-id", odd.encode("latin-1"))]
+        )
+        assert response.headers["x-request-id"].startswith("req_")
+    assert gateway.post(b"{").headers["x-request-id"].startswith("req_")
+
+
+def test_label_values_are_bounded(gateway: Gateway, upstream: Upstream) -> None:
+    def size() -> int:
+        return len(httpx.get(f"{gateway.url}/metrics").text.splitlines())
+
+    with httpx.Client(base_url=gateway.url) as client:
+        for number in range(3):
+            client.get(f"/random/{number}")
+            client.request("PROPFIND", f"/random/{number}")
+            client.post("/v1/chat/completions", content=chat(model=f"random-{number}"))
+            client.get(f"/v1/models/random-{number}")
+        before = size()
+        for number in range(3, 100):
+            client.get(f"/random/{number}")
+            client.request(f"ODD{number}", f"/random/{number}")
+            client.post("/v1/chat/completions", content=chat(model=f"random-{number}"))
+            client.get(f"/v1/models/random-{number}")
+        assert size() == before
+
+
+def test_unknown_header_policy(gateway: Gateway) -> None:
+    response = gateway.post(chat(), **{"x-promptsluice-policy": "nope"})
+    assert response.status_code == 400 and response.json()["error"]["code"] == "policy_not_found"
