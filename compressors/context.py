@@ -1,0 +1,55 @@
+"""What a compressor may use of its surroundings: a token count, an embedder, a scorer, a clock. Callables only, so that
+this room knows neither an engine nor torch.
+"""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Count = Callable[[str], int]
+"""Tokens of a text in the backend's tokenizer; special-token look-alikes count as plain text."""
+
+Embed = Callable[[Sequence[str]], NDArray[np.float32]]
+"""Texts to vectors `[texts, dim]` float32; need not be normalized."""
+
+
+class TokenScore(NamedTuple):
+    """The natural logarithm of the probability of one token, given all before it; characters `start` to `end`."""
+
+    start: int
+    end: int
+    logprob: float
+
+
+Score = Callable[[str], Sequence[TokenScore]]
+"""Scores of a text's tokens, ascending. The first token has nothing before it and may be missing or NaN."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompressionContext:
+    """Handed to `Compressor.compress` for one request.
+
+    `question` is what the user asks now. `deadline` is a reading of `clock` (seconds, monotonic) after which nothing
+    more may be begun; None for no limit. `only` names the segments that may be touched (a plan's choice); None for all.
+    `embed` and `score` may block; they are called from the thread that compresses.
+    """
+
+    count: Count
+    question: str = ""
+    embed: Embed | None = None
+    score: Score | None = None
+    deadline: float | None = None
+    only: frozenset[int] | None = None
+    clock: Callable[[], float] = time.monotonic
+
+    def remaining(self) -> float:
+        """Seconds until the deadline, never negative; infinite without one."""
+        return math.inf if self.deadline is None else max(0.0, self.deadline - self.clock())
+
+    def expired(self) -> bool:
+        return self.remaining() <= 0.0

@@ -1,0 +1,214 @@
+"""The extractive compressor: whole sentences, list items and blocks, chosen by their relevance to the question."""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from .base import FLOOR_NOTE, Job, LossyOptions, Task
+from .budget import most_that_fit
+from .context import CompressionContext
+from .mmr import Floats, mmr_order, normalized
+from .options import option, share
+from .rebuild import Rebuilder
+from .result import Rewrite, Span
+from .sentences import TURN, Unit, units_of
+
+_FIRST_BATCH, _BATCH = 16, 64
+# After the prefix that fits, so many of the next best are tried in the room that is left.
+_FILLERS = 12
+
+
+@dataclass(frozen=True, kw_only=True)
+class Extractive(LossyOptions):
+    """Keeps the units that are nearest to the question and unlike each other (MMR), in their order.
+
+    Segments of one message share one budget, so that a useful document stays and a useless one goes, except for its
+    best sentence. A unit with protected text stays; a heading stays with anything it heads. `redundancy` from 0
+    (relevance alone) to 1. A segment is judged by the question of its own turn (see question.py).
+    """
+
+    name = "extractive"
+
+    redundancy: float = option(0.3, share)
+
+    def rewrite(self, job: Job) -> Iterator[tuple[Task, Rewrite]]:
+        if job.context.embed is None:
+            for task in job.tasks:
+                yield task, Rewrite.whole(task.text, note="extractive needs an embedder; the original was kept")
+            return
+        for _, group in itertools.groupby(job.tasks, key=lambda task: task.segment.message):
+            if job.context.expired():
+                return
+            yield from _Selection(list(group), self, job.context).rewrites()
+
+
+class _Selection:
+    """The units of one message's segments and the choice among them. Units are numbered over all its segments."""
+
+    def __init__(self, tasks: Sequence[Task], options: Extractive, context: CompressionContext) -> None:
+        self._tasks, self._options, self._context = tasks, options, context
+        self._units: list[tuple[int, Unit]] = []
+        self._ranges: list[tuple[int, int]] = []
+        self._rebuilders: list[Rebuilder] = []
+        for n, task in enumerate(tasks):
+            units = units_of(task.text, whole=task.protected)
+            self._ranges.append((len(self._units), len(self._units) + len(units)))
+            self._rebuilders.append(Rebuilder(task.text, [unit.span for unit in units]))
+            self._units += [(n, unit) for unit in units]
+        self._must: list[bool] = []
+        for task, (start, end) in zip(tasks, self._ranges, strict=True):
+            self._must += _touched([unit for _, unit in self._units[start:end]], task.protected)
+        self._sections = _headings_above(self._units)
+        self._sizes: dict[tuple[int, tuple[bool, ...]], int] = {}
+        chars = sum(len(task.text) for task in tasks)
+        self._total = sum(task.tokens for task in tasks)
+        self._per_char = self._total / chars if chars else 0.0
+
+    def rewrites(self) -> Iterator[tuple[Task, Rewrite]]:
+        seen = len(self._units)
+        keep = self._with_headings(self._must.copy())
+        if not self._settled(keep):
+            vectors, question, seen = self._vectors()
+            keep = self._chosen(vectors, question, seen)
+        note = ""
+        if seen < len(self._units):
+            note = f"deadline reached: {seen} of {len(self._units)} sentences judged, the rest kept"
+        elif not self._context.expired() and self._size(keep) > self._options.target_rate * self._total:
+            note = FLOOR_NOTE
+        for n, task in enumerate(self._tasks):
+            yield task, Rewrite.of_kept(self._rebuilders[n].spans(keep[slice(*self._ranges[n])]), note=note)
+
+    def _settled(self, keep: list[bool]) -> bool:
+        """Whether protected text alone fills the budget in every segment, so that nothing is left to choose."""
+        everywhere = all(any(self._must[start:end]) for start, end in self._ranges)
+        return everywhere and self._size(keep) >= self._options.target_rate * self._total
+
+    def _text(self, i: int) -> str:
+        owner, unit = self._units[i]
+        return self._tasks[owner].text[unit.start : unit.end]
+
+    def _vectors(self) -> tuple[Floats, Floats, int]:
+        """Normalized vectors `[seen, dim]` of the first `seen` units and of the question `[dim]` (their mean if there
+        is none). Stops early when the next batch would not be ready in time.
+        """
+        context, embed = self._context, self._context.embed
+        assert embed is not None
+        question = self._tasks[0].question
+        rows: list[Floats] = []
+        at, size, speed = 0, _FIRST_BATCH, 0.0
+        asked = normalized(embed([question])) if question else None
+        while at < len(self._units):
+            texts = [self._text(i) for i in range(at, min(at + size, len(self._units)))]
+            chars = sum(map(len, texts))
+            began = context.clock()
+            if context.remaining() <= chars * speed:
+                break
+            rows.append(normalized(embed(texts)))
+            speed = (context.clock() - began) / chars
+            at, size = at + len(texts), _BATCH
+        vectors = np.concatenate(rows) if rows else np.zeros((0, 1), dtype=np.float32)
+        if asked is None:
+            asked = normalized(vectors.mean(axis=0, keepdims=True)) if at else vectors.sum(axis=0, keepdims=True)
+        return vectors, asked[0], at
+
+    def _chosen(self, vectors: Floats, question: Floats, seen: int) -> list[bool]:
+        relevance = (vectors @ question if seen else np.zeros(0)).astype(np.float32)
+        forced = self._forced(relevance, seen)
+        target = self._options.target_rate * self._total
+        spent = 1.3 * target - sum(self._estimate(i) for i, must in enumerate(forced) if must)
+
+        def enough(i: int) -> bool:
+            nonlocal spent
+            spent -= self._estimate(i)
+            return spent < 0 or self._context.expired()
+
+        taken = [i for i in range(seen) if forced[i]]
+        order = mmr_order(vectors, relevance, taken=taken, redundancy=self._options.redundancy, enough=enough)
+        return self._fitted(forced, order, target)
+
+    def _estimate(self, i: int) -> float:
+        unit = self._units[i][1]
+        return (unit.end - unit.start + 1) * self._per_char
+
+    def _forced(self, relevance: Floats, seen: int) -> list[bool]:
+        """Units that stay whatever the budget: protected text, what was not judged, and the best of each segment."""
+        forced = [must or i >= seen for i, must in enumerate(self._must)]
+        for start, end in self._ranges:
+            if start < end and not any(forced[start:end]):
+                forced[max(range(start, end), key=lambda i: (relevance[i], -i))] = True
+        return forced
+
+    def _fitted(self, forced: list[bool], order: list[int], target: float) -> list[bool]:
+        """The forced units, the longest prefix of `order` that fits the target, and later ones that still fit."""
+
+        def kept(chosen: Sequence[int]) -> list[bool]:
+            keep = forced.copy()
+            for i in chosen:
+                keep[i] = True
+            return self._with_headings(keep)
+
+        room = target - sum(self._estimate(i) for i, must in enumerate(forced) if must)
+        guess = sum(1 for spent in itertools.accumulate(map(self._estimate, order)) if spent <= room)
+        fit = most_that_fit(
+            len(order),
+            size_of=lambda k: self._size(kept(order[:k])),
+            target=target,
+            guess=guess,
+            expired=self._context.expired,
+        )
+        chosen = order[:fit]
+        for i in order[fit + 1 : fit + 1 + _FILLERS]:
+            if self._context.expired():
+                break
+            room = target - self._size(kept(chosen))
+            if self._estimate(i) <= room and self._size(kept([*chosen, i])) <= target:
+                chosen = [*chosen, i]
+        return kept(chosen)
+
+    def _with_headings(self, keep: list[bool]) -> list[bool]:
+        for i in range(len(keep) - 1, -1, -1):
+            above = self._sections[i]
+            if keep[i] and above is not None:
+                keep[above] = True
+        return keep
+
+    def _size(self, keep: list[bool]) -> int:
+        """Tokens of all segments with these units; segments that did not change since are not counted again."""
+        total = 0
+        for n, task in enumerate(self._tasks):
+            mask = tuple(keep[slice(*self._ranges[n])])
+            if (n, mask) not in self._sizes:
+                spans = self._rebuilders[n].spans(mask)
+                self._sizes[n, mask] = self._context.count(Rewrite.of_kept(spans).text(task.text))
+            total += self._sizes[n, mask]
+        return total
+
+
+def _headings_above(units: Sequence[tuple[int, Unit]]) -> list[int | None]:
+    """For each unit the heading right above it in the outline; it goes along with what it heads."""
+    above: list[int | None] = []
+    open_: dict[int, int] = {}
+    owner = -1
+    for i, (n, unit) in enumerate(units):
+        if n != owner:
+            owner, open_ = n, {}
+        if unit.first:
+            open_.pop(TURN, None)
+        if unit.level:
+            open_ = {level: at for level, at in open_.items() if level < unit.level}
+        above.append(open_[max(open_)] if open_ else None)
+        if unit.level:
+            open_[unit.level] = i
+    return above
+
+
+def _touched(units: Sequence[Unit], spans: Sequence[Span]) -> list[bool]:
+    """Which units hold protected text. Both ascending and disjoint."""
+    touched, at = [], 0
+    for unit in units:
+        while at < len(spans) and spans[at][1] <= unit.start:
+            at += 1
+        touched.append(at < len(spans) and spans[at][0] < unit.end)
+    return touched

@@ -1,0 +1,176 @@
+"""Sentence selection: splitting in several languages, relevance, redundancy, rate, structure."""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from promptsluice.compressors import CompressionContext, create
+from promptsluice.compressors.sentences import units_of
+from promptsluice.prompt import Prompt
+
+Make = Callable[..., CompressionContext]
+PromptOf = Callable[..., Prompt]
+TextsOf = Callable[[Prompt], list[str]]
+
+
+def cut(text: str) -> list[str]:
+    return [text[unit.start : unit.end] for unit in units_of(text)]
+
+
+@pytest.mark.parametrize(
+    ("text", "sentences"),
+    [
+        (
+            "Dr. Smith paid $3.50 to J. Doe, e.g. at noon. He left! Did he? Yes.",
+            ["Dr. Smith paid $3.50 to J. Doe, e.g. at noon.", "He left!", "Did he?", "Yes."],
+        ),
+        ("他走了。“你好！”她说。为什么？", ["他走了。", "“你好！”", "她说。", "为什么？"]),
+        ("今日は。明日も！", ["今日は。", "明日も！"]),
+        ("ذهب إلى البيت. هل عاد؟ نعم.", ["ذهب إلى البيت.", "هل عاد؟", "نعم."]),
+        ("wrapped prose that goes\non below. Next one.", ["wrapped prose that goes\non below.", "Next one."]),
+        ("Ann: Hello there.\nBob: Good day.", ["Ann:", "Hello there.", "Bob:", "Good day."]),
+        ("# Head\nBody. More.\n- item one. Still one.\n  goes on\n- two", ["# Head", "Body.", "More.",
+         "- item one. Still one.\n  goes on", "- two"]),
+        ("Code:\n\n```\nA. B. C.\n\nD.\n```\nEnd.", ["Code:", "```\nA. B. C.\n\nD.\n```", "End."]),
+        ("The no. 5 bus. It said no. Then it went.", ["The no. 5 bus.", "It said no.", "Then it went."]),
+    ],
+)  # fmt: skip
+def test_units(text: str, sentences: list[str]) -> None:
+    assert cut(text) == sentences
+
+
+def test_endless_line_is_cut_at_clauses() -> None:
+    text = "some words go on, " * 5000
+    pieces = cut(text)
+    assert all(len(piece) <= 1000 and piece.endswith(",") for piece in pieces)
+
+
+def test_relevant_sentences_stay_in_order(context: Make, prompt_of: PromptOf, tool_texts: TextsOf) -> None:
+    filler = "Quite another matter entirely, about gardens and weather. "
+    text = filler * 5 + "The refund takes one week. " + filler * 5 + "A refund needs the receipt. " + filler * 5
+    prompt = prompt_of(text, question="ok")
+    messages = [*prompt.messages[:-1]]
+    messages[1] = {"role": "user", "content": "How does the refund work, receipt and week?"}
+    result = create("extractive", {"target_rate": 0.15}).compress(
+        Prompt.from_messages([*messages, {"role": "user", "content": "ok"}]), context=context(question="ok")
+    )
+    (short,) = tool_texts(result.prompt)
+    assert short.index("The refund takes one week.") < short.index("A refund needs the receipt.")
+    assert short.count("gardens") <= 1
+
+
+def test_rate_is_met_on_real_text(context: Make, prompt_of: PromptOf, tool_texts: TextsOf, data: Path) -> None:
+    meeting = json.loads((data / "meeting.json").read_text(encoding="utf-8"))
+    text = "\n".join(meeting["turns"])
+    for target in (0.5, 0.7):
+        result = create("extractive", {"target_rate": target}).compress(
+            prompt_of(text, question=meeting["question"]), context=context(question=meeting["question"])
+        )
+        assert target - 0.03 < result.rate <= target
+        (short,) = tool_texts(result.prompt)
+        assert "Offences Against the Person Act 1861" in short
+        change = result.changes[-1]
+        assert short == "".join(text[start:end] for start, end in change.kept)
+
+
+def test_headings_and_code_stay_with_their_text(
+    context: Make, prompt_of: PromptOf, tool_texts: TextsOf, data: Path
+) -> None:
+    text = (data / "async_en.md").read_text(encoding="utf-8")
+    result = create("extractive", {"target_rate": 0.3, "protect": ["code"]}).compress(
+        prompt_of(text), context=context()
+    )
+    (short,) = tool_texts(result.prompt)
+    lines = short.split("\n")
+    for block in text.split("```")[1::2]:
+        assert block in short
+    heads = [line for line in lines if line.startswith("#")]
+    assert heads
+    assert result.changes[-1].tokens_after < result.changes[-1].tokens_before
+
+
+def test_all_protected_says_that_the_rate_was_missed(context: Make, prompt_of: PromptOf) -> None:
+    prompt = prompt_of("Order A1B2 costs $5 now. " * 30)
+    result = create("extractive").compress(prompt, context=context())
+    assert result.prompt is prompt
+    assert "target rate was missed" in result.note
+
+
+def test_documents_of_one_message_share_the_budget(context: Make) -> None:
+    good = "The refund takes a week to arrive. The refund needs a receipt from you. Every refund goes to the card. " * 2
+    bad = "Gardens are green in spring weather. Weather is nice over there today. Trees are tall in the gardens. " * 2
+    prompt = Prompt.from_messages([{"role": "user", "content": "refund receipt card week"}])
+    prompt = prompt.insert_before(0, [(good, "a"), (bad, "b")])
+    result = create("extractive", {"target_rate": 0.5, "redundancy": 0.0, "min_tokens": 1}).compress(
+        prompt, context=context(question="refund receipt card week")
+    )
+    first, second = (segment.text for segment in result.prompt.segments if segment.source)
+    assert len(second) < len(first) / 2
+    assert second.strip()
+
+
+def test_redundancy_control_prefers_something_new(context: Make, prompt_of: PromptOf, tool_texts: TextsOf) -> None:
+    same = "The refund takes about one week. "
+    text = same * 10 + "The refund needs some receipt. "
+    results = {
+        weight: tool_texts(
+            create("extractive", {"target_rate": 0.25, "redundancy": weight, "min_tokens": 1, "kinds": ["tool_result"]})
+            .compress(prompt_of(text), context=context())
+            .prompt
+        )[0]
+        for weight in (0.0, 0.5)
+    }
+    assert "receipt" in results[0.5]
+
+
+def test_deadline_between_batches_keeps_the_rest(context: Make, prompt_of: PromptOf, tool_texts: TextsOf) -> None:
+    now = 0.0
+
+    def slow(texts: Sequence[str]) -> NDArray[np.float32]:
+        nonlocal now
+        now += 0.01 * len(texts)
+        return np.ones((len(texts), 4), dtype=np.float32)
+
+    text = " ".join(f"{word} sentence of some words goes here." for word in ("One", "Two", "Three") * 40)
+    result = create("extractive").compress(
+        prompt_of(text), context=context(embed=slow, deadline=0.5, clock=lambda: now)
+    )
+    assert now <= 0.5
+    assert "16 of 120 sentences judged" in result.note
+    assert tool_texts(result.prompt)[0].endswith(text[-2000:])
+
+
+def test_broken_vectors_do_no_harm(context: Make, prompt_of: PromptOf) -> None:
+    def broken(texts: Sequence[str]) -> Any:
+        return np.full((len(texts), 3), np.nan, dtype=np.float32)
+
+    result = create("extractive").compress(
+        prompt_of("One thing is here. Another is there. " * 20), context=context(embed=broken)
+    )
+    assert result.note == ""
+    assert 0.4 < result.changes[-1].rate <= 0.5
+
+
+@pytest.mark.slow
+def test_real_embedder_finds_the_answer_without_shared_words(
+    minilm_dir: Path, context: Make, prompt_of: PromptOf, tool_texts: TextsOf
+) -> None:
+    from sentence_transformers import SentenceTransformer
+
+    model = SentenceTransformer(str(minilm_dir), device="cpu")
+    text = (
+        "The committee met in the large hall. Coffee was served during the break. Several members arrived late. "
+        "Her salary will rise by a tenth from next spring. The chairs were rather uncomfortable. "
+        "A photographer took pictures of the building. The minutes were approved without debate. "
+    )
+    prompt = prompt_of(text)
+    messages = [{**m, "content": "How much more will she earn?"} if m["role"] == "user" else m for m in prompt.messages]
+    result = create("extractive", {"target_rate": 0.3}).compress(
+        Prompt.from_messages(messages),
+        context=context(embed=lambda texts: model.encode(list(texts), show_progress_bar=False)),
+    )
+    assert "salary" in tool_texts(result.prompt)[0]

@@ -1,0 +1,199 @@
+"""Token pruning: atoms whole, what must stay stays, rate met, order and white space of the source."""
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from promptsluice.compressors import CompressionContext, TokenScore, create, protected_spans
+from promptsluice.compressors.atoms import atoms_of
+from promptsluice.compressors.rebuild import Rebuilder
+from promptsluice.compressors.result import Rewrite
+from promptsluice.prompt import Prompt
+
+Make = Callable[..., CompressionContext]
+PromptOf = Callable[..., Prompt]
+TextsOf = Callable[[Prompt], list[str]]
+
+
+def pieces(text: str) -> list[str]:
+    return [text[atom.start : atom.end] for atom in atoms_of(text, protected=protected_spans(text))]
+
+
+def test_atoms() -> None:
+    assert pieces("Don't stop-gap (the) work, please.") == [
+        "Don't",
+        "stop-gap",
+        "(",
+        "the",
+        ")",
+        "work",
+        ",",
+        "please",
+        ".",
+    ]
+    assert pieces("我爱Python语言。") == ["我", "爱", "Python", "语", "言", "。"]
+    assert pieces("カタカナと漢字") == ["カタカナ", "と", "漢", "字"]
+    assert pieces("e\u0301te\u0301 👩‍👩‍👧 नमस्ते 葛\U000e0100城") == [
+        "e\u0301te\u0301",
+        "👩‍👩‍👧",
+        "नमस्ते",
+        "葛\U000e0100",
+        "城",
+    ]
+    assert pieces("It is $48,750.") == ["It", "is", "$48,750", "."]
+    assert pieces("- item **bold**") == ["-", "item", "**", "bold", "**"]
+
+
+def rebuilt(text: str, dropped: str) -> str:
+    atoms = atoms_of(text, protected=())
+    keep = [text[atom.start : atom.end] not in dropped.split() for atom in atoms]
+    return Rewrite.of_kept(Rebuilder(text, [atom.span for atom in atoms]).spans(keep)).text(text)
+
+
+def test_white_space_between_what_is_kept() -> None:
+    assert rebuilt("one two  three", "two") == "one three"
+    assert rebuilt("one two.\n\nThree four", "two . Three") == "one\n\nfour"
+    assert rebuilt("one (two) three, four", "two") == "one () three, four"
+    assert rebuilt("one two, three", "two") == "one, three"
+    assert rebuilt("one—two", "—") == "one—two"
+    assert rebuilt("第3章5节", "章") == "第3章5节"
+    assert rebuilt("我爱你", "爱") == "我你"
+    assert rebuilt("\n one two \n", "one two") == "\n  \n"
+
+
+@pytest.mark.parametrize("target", [0.33, 0.5, 0.8])
+def test_rate_is_met_on_real_text(target: float, context: Make, prompt_of: PromptOf, data: Path) -> None:
+    text = "\n".join(json.loads((data / "meeting.json").read_text(encoding="utf-8"))["turns"])
+    result = create("perplexity", {"target_rate": target}).compress(prompt_of(text), context=context())
+    assert target * 0.97 <= result.rate <= target
+
+
+@pytest.mark.parametrize("name", ["meeting.json", "async_en.md", "async_zh.md", "airline.json"])
+def test_protected_text_of_real_records_survives(
+    name: str, context: Make, prompt_of: PromptOf, tool_texts: TextsOf, data: Path
+) -> None:
+    text = (data / name).read_text(encoding="utf-8")
+    result = create("perplexity", {"target_rate": 0.33}).compress(prompt_of(text), context=context())
+    short = "".join(tool_texts(result.prompt))
+    at = 0
+    for start, end in protected_spans(text):
+        at = short.index(text[start:end], at) + end - start
+    assert result.note.count("lost") == 0
+
+
+def test_small_words_stay_with_what_they_govern(context: Make, prompt_of: PromptOf, tool_texts: TextsOf) -> None:
+    text = (
+        "The operator of the large machine must never delete the old backup files and should not restart the server"
+        " unless the whole cluster agrees or the manager approves the plan of the day in the usual written form. "
+    ) * 3
+    result = create("perplexity", {"target_rate": 0.1, "min_tokens": 1}).compress(prompt_of(text), context=context())
+    short = tool_texts(result.prompt)[0]
+    for phrase in ("must never delete", "and should not restart", "unless the", "or"):
+        assert short.count(phrase) >= 3, short
+    chinese = "操作员在任何情况下都不得删除旧的备份文件，并且必须等待集群同意。" * 8
+    short = tool_texts(
+        create("perplexity", {"target_rate": 0.3}).compress(prompt_of(chinese), context=context()).prompt
+    )[0]
+    assert short.count("不得删除") == 8
+    assert short.count("必须等待") == 8
+
+
+def test_grep_output_and_json_pass_unchanged(context: Make, prompt_of: PromptOf) -> None:
+    grep = "\n".join(f"a.py-{n}-    env_map = dict(e.split('=') for e in payload.get('env') or [])" for n in range(60))
+    table = json.dumps([{"id": n, "text": "several words of plain prose"} for n in range(40)])
+    prompt = prompt_of(grep, table)
+    for name in ("perplexity", "extractive"):
+        assert create(name).compress(prompt, context=context()).prompt is prompt
+
+
+def test_list_markers_brackets_and_sentence_ends(context: Make, prompt_of: PromptOf, tool_texts: TextsOf) -> None:
+    text = "\n".join(f"- the {word} (a thing of some kind) stands there in the **large** room." for word in
+                     ("chair", "table", "lamp", "shelf", "carpet", "window", "door", "clock"))  # fmt: skip
+    short = tool_texts(create("perplexity", {"target_rate": 0.5}).compress(prompt_of(text), context=context()).prompt)[
+        0
+    ]
+    for line in short.split("\n"):
+        assert line.startswith("- ")
+        assert line.endswith(".")
+        assert line.count("(") == line.count(")")
+        assert line.count("**") in (0, 2)
+
+
+def test_deadline_between_windows_keeps_the_rest(context: Make, prompt_of: PromptOf, tool_texts: TextsOf) -> None:
+    now = 0.0
+    scorer = context().score
+
+    def slow(text: str) -> Sequence[TokenScore]:
+        nonlocal now
+        now += len(text) / 1000
+        assert scorer is not None
+        return scorer(text)
+
+    text = "Some words of a long and winding story that goes on. " * 400
+    result = create("perplexity").compress(
+        prompt_of(text), context=context(score=slow, deadline=6.0, clock=lambda: now)
+    )
+    assert now <= 6.0
+    assert "characters judged, the rest kept" in result.note
+    assert tool_texts(result.prompt)[0].endswith(text[-10_000:])
+    assert result.rate < 1.0
+
+
+SAMPLES = (
+    "the a of must not delete $48,750 user_id_42 https://example.com/x `code` and 3.5 kg «quoted words» 中文 字 和"
+    " (bracket) **bold** naïve 👩‍👩‍👧 e\u0301 <|im_end|> \u0600 -5 a.b.c word, end. end! wirklich"
+)
+WORDS = st.sampled_from(SAMPLES.split())
+TEXTS = st.lists(st.tuples(WORDS, st.sampled_from([" ", "  ", "\n", "\n\n", "\n- ", "\n# ", ""])), max_size=60).map(
+    lambda items: "".join(word + gap for word, gap in items)
+)
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(text=TEXTS, name=st.sampled_from(["perplexity", "extractive"]), target=st.floats(0.05, 1.0))
+def test_output_is_source_atoms_in_order(
+    text: str, name: str, target: float, context: Make, prompt_of: PromptOf, tool_texts: TextsOf
+) -> None:
+    options = {"target_rate": target, "min_tokens": 1, "kinds": ["tool_result"]}
+    result = create(name, options).compress(prompt_of(text), context=context())
+    short = tool_texts(result.prompt)[0]
+    kept = result.changes[0].kept if result.changes else ((0, len(text)),)
+    assert short == "".join(text[start:end] for start, end in kept)
+    assert all(a < b for a, b in itertools.pairwise(kept))
+    for start, end in protected_spans(text):
+        assert any(low <= start and end <= high for low, high in kept)
+    for atom in atoms_of(text, protected=protected_spans(text)):
+        inside = [max(0, min(high, atom.end) - max(low, atom.start)) for low, high in kept]
+        assert sum(inside) in (0, atom.end - atom.start)
+    assert result.note.count("failed") == result.note.count("lost") == 0
+    assert not text.strip() or short.strip()
+
+
+def test_same_bytes_in_every_process(data: Path) -> None:
+    code = (
+        "import sys, hashlib, pathlib; sys.path.insert(0, sys.argv[1])\n"
+        "import conftest\n"
+        "from promptsluice.compressors import CompressionContext, create\n"
+        "from promptsluice.prompt import Prompt\n"
+        "text = pathlib.Path(sys.argv[2]).read_text(encoding='utf-8')\n"
+        "c = CompressionContext(count=conftest.count_tokens, embed=conftest.bag_of_words,"
+        " score=conftest.word_frequency, question='async def')\n"
+        "p = Prompt.from_messages([{'role': 'user', 'content': text}, {'role': 'user', 'content': 'So?'}])\n"
+        "for name in ('lossless', 'extractive', 'perplexity'): p = create(name).compress(p, context=c).prompt\n"
+        "print(hashlib.sha256(p.render()).hexdigest())"
+    )
+    command = [sys.executable, "-c", code, str(Path(__file__).parent), str(data / "async_en.md")]
+    outputs = {
+        subprocess.run(
+            command, check=True, capture_output=True, text=True, env={**os.environ, "PYTHONHASHSEED": seed}
+        ).stdout
+        for seed in ("0", "1", "77")
+    }
+    assert len(outputs) == 1

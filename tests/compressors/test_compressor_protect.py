@@ -1,0 +1,117 @@
+"""What protection finds, in which scripts, and that hostile input costs no more than its length."""
+
+import itertools
+
+import pytest
+from promptsluice.compressors import protected_spans
+
+
+def found(text: str) -> list[str]:
+    return [text[start:end] for start, end in protected_spans(text)]
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("It costs $48,750 a year.", "$48,750"),
+        ("It weighs 3.5 kg today.", "3.5 kg"),
+        ("A drop of 12.5% since.", "12.5%"),
+        ("Wait 300ms or so.", "300ms"),
+        ("花了30元。", "30元"),
+        ("他在2024年3月5日来。", "2024年3月5日"),
+        ("في عام ٢٠٢٤ كان", "٢٠٢٤"),
+        ("Since 2024-05-15T15:00:00Z it runs.", "2024-05-15T15:00:00Z"),
+        ("On May 20th, 2024 we met.", "May 20th, 2024"),
+        ("At 3:45 pm sharp.", "3:45 pm"),
+        ("See https://example.com/a?b=c#d, please.", "https://example.com/a?b=c#d"),
+        ("Mail jane.doe+x@mail.example.org now.", "jane.doe+x@mail.example.org"),
+        ("User mia_li_3668 called.", "mia_li_3668"),
+        ("Then getUserName runs.", "getUserName"),
+        ("Then 调用getUserName函数。", "getUserName"),
+        ("Set os.path.join here.", "os.path.join"),
+        ("Use std::vector there.", "std::vector"),
+        ("Open /etc/hosts and go.", "/etc/hosts"),
+        ("Open src/main/app.py and go.", "src/main/app.py"),
+        (r"Open C:\Users\me\x.txt and go.", r"C:\Users\me\x.txt"),
+        ("Version v1.2.3-rc1 is out.", "v1.2.3-rc1"),
+        ("Id 9f1c2d3e-1111-2222-3333-444455556666 it is.", "9f1c2d3e-1111-2222-3333-444455556666"),
+        ("Commit c3f316b7e814667e8ee81e03a7330d00ee61e45c broke it.", "c3f316b7e814667e8ee81e03a7330d00ee61e45c"),
+        ("Run it with --dry-run=yes now.", "--dry-run=yes"),
+        ('She said "do not ever delete it" twice.', '"do not ever delete it"'),
+        ("他说「不要删除」两次。", "「不要删除」"),
+        ("Call `x = 1` first.", "`x = 1`"),
+        ("A look-alike <|endoftext|> here.", "<|endoftext|>"),
+        ('The answer {"a": [1, 2], "b": null} came.', '{"a": [1, 2], "b": null}'),
+        ('Cut off: {"a": [1, 2], "b": {"c": "d', '{"a": [1, 2], "b": {"c":'),
+        ("See [the docs](https://example.com/x) again.", "[the docs](https://example.com/x)"),
+    ],
+)
+def test_inline(text: str, wanted: str) -> None:
+    assert any(wanted in item for item in found(text)), found(text)
+    assert found("Some words without anything of note, as they say; nothing more!") == []
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        "```python\nfor word in words:\n\n    pass\n```",
+        "    indented code\n\n    after a blank line",
+        "a.py:10:def load(payload):\na.py-11-    env_map = dict(e.split('=') for e in payload)\na.py-12-    return it",
+        "diff --git a/x b/x\n--- a/x\n+++ b/x\n@@ -1,2 +1,2 @@\n-old words\n+new words\n same words",
+        'Traceback (most recent call last):\n  File "x.py", line 3, in go\n    call it now\nValueError: such a thing',
+        "    at com.example.Main.run(Main.java:10)\n    at com.example.Main.main(Main.java:3)",
+        "def go(there):\n    return there + 1",
+        "| name | value |\n|------|-------|\n| words | words |",
+        "$ make all the things",
+        "name: some value\nother: other value\nthird: third value",
+        "[repeat: the same 512 characters as earlier, from “Once upon” to “the end”]",
+    ],
+)
+def test_blocks_are_found_whole(block: str) -> None:
+    text = f"Some prose comes before it all\n\n{block}\n\nand some prose after it."
+    assert any(block in item for item in found(text)), found(text)
+
+
+def test_prose_in_many_scripts_is_free() -> None:
+    for text in (
+        "Wir gehen heute nach Hause.",
+        "我们今天回家。",
+        "今日は家に帰ります。",
+        "نعود إلى البيت اليوم.",
+        "Идём домой 🙂.",
+    ):
+        assert found(text) == []
+
+
+def test_categories_can_be_chosen() -> None:
+    text = "Pay $5 for `this` at https://example.com now."
+    spans = protected_spans(text, categories={"number"})
+    assert [text[start:end] for start, end in spans] == ["$5"]
+
+
+HOSTILE = {
+    "letters": "a" * 300_000,
+    "spaces": " " * 300_000,
+    "ticks": "`" * 300_000,
+    "quotes": '"a' * 150_000,
+    "brackets": "[" * 300_000,
+    "objects": '{"a":' * 60_000,
+    "dashes": "a-" * 150_000,
+    "dots": "a." * 150_000,
+    "slashes": "/a" * 150_000,
+    "ats": "a@" * 150_000,
+    "digits": "1," * 150_000,
+    "tags": "<a" * 150_000,
+    "links": "[a](" * 75_000,
+    "lines": "\n" * 300_000,
+    "chinese": "中文字符" * 75_000,
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_input_ends_and_gives_proper_spans(name: str) -> None:
+    # Not timed: a pattern that takes quadratic time on one of these takes hours, and no run of the suite would end.
+    text = HOSTILE[name]
+    spans = protected_spans(text)
+    assert all(0 <= start < end <= len(text) for start, end in spans)
+    assert all(left[1] < right[0] for left, right in itertools.pairwise(spans))
