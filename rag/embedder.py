@@ -65,9 +65,13 @@ class SentenceEmbedder:
         except (OSError, ValueError) as error:
             raise ModelUnavailable(f"the embedder {self._name} cannot be loaded: {error}") from error
 
-    @cached_property
+    @property
     def identity(self) -> str:
         """Digest of the model's weights, settings and vocabulary."""
+        return self._identity
+
+    @cached_property
+    def _identity(self) -> str:
         digest = hashlib.blake2b(digest_size=16)
         for path in sorted(self._path.rglob("*")):
             name = path.relative_to(self._path).as_posix()
