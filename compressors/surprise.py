@@ -35,6 +35,8 @@ def surprise_of(
             break
         began = context.clock()
         tokens = np.array(score(text[before:end]), dtype=np.float64).reshape(-1, 3)
+        if not at and len(spans) and len(tokens) and tokens[0, 0] > spans[0][0]:
+            total[0] += _UNFORETOLD  # the scorer left out the first token
         _credit(total, starts, tokens, before=before, fresh=at)
         speed = (context.clock() - began) / (end - before)
         at, size = end, _WINDOW

@@ -15,6 +15,7 @@ from promptsluice.compressors import CompressionContext, TokenScore, create, pro
 from promptsluice.compressors.atoms import atoms_of
 from promptsluice.compressors.rebuild import Rebuilder
 from promptsluice.compressors.result import Rewrite
+from promptsluice.compressors.surprise import surprise_of
 from promptsluice.prompt import Prompt
 
 Make = Callable[..., CompressionContext]
@@ -144,6 +145,20 @@ def test_deadline_between_windows_keeps_the_rest(context: Make, prompt_of: Promp
     assert "characters judged, the rest kept" in result.note
     assert tool_texts(result.prompt)[0].endswith(text[-10_000:])
     assert result.rate < 1.0
+
+
+def test_surprise_is_summed_over_a_words_tokens_in_every_window() -> None:
+    text = "ab cd " * 1000
+    spans = [(at, at + 2) for at in range(0, len(text), 3)]
+
+    def letters(part: str) -> list[TokenScore]:
+        return [TokenScore(at, at + 1, -1.0) for at in range(1, len(part)) if not part[at].isspace()]
+
+    ctx = CompressionContext(count=len)
+    total, scored = surprise_of(text, spans, score=letters, context=ctx)
+    assert scored == len(text)
+    assert total[0] == 9.0  # the first token has no score and counts as unforetold
+    assert set(total[1:]) == {2.0}
 
 
 SAMPLES = (
