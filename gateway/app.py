@@ -12,10 +12,13 @@ from ..policies import PolicySet
 from ..prompt import PromptsluiceError
 from . import routes_chat, routes_collections, routes_health, routes_models
 from .backends.base import Backend
-from .edge import Edge, error_headers
+from .edge import Edge, error_headers, log
 from .house import Sluice
 from .metrics import Metrics
 from .wire import dumps
+
+# A slow line may need a minute for a large prompt; a client that drips bytes must not hold a place for ever.
+_BODY_S = 120.0
 
 
 def create_app(policy_set: PolicySet, *, backends: Mapping[str, Backend] | None = None) -> FastAPI:
@@ -41,12 +44,20 @@ def create_app(policy_set: PolicySet, *, backends: Mapping[str, Backend] | None 
     app.add_exception_handler(PromptsluiceError, _own_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(RequestValidationError, _validation_error)
-    app.add_middleware(Edge, max_body_bytes=policy_set.server.max_body_bytes, metrics=metrics)
+    limits = policy_set.server
+    app.add_middleware(
+        Edge,
+        max_body_bytes=limits.max_body_bytes,
+        body_timeout_s=min(limits.request_timeout, _BODY_S),
+        metrics=metrics,
+    )
     return app
 
 
 async def _own_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, PromptsluiceError), error
+    if error.status >= 500:
+        log.warning("request %s: %s", request.state.request_id, error.message)
     return Response(dumps(error.to_wire()), error.status, dict(error_headers(error)), media_type="application/json")
 
 

@@ -33,7 +33,6 @@ log = logging.getLogger("promptsluice.gateway")
 
 _SANE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:\-]{0,127}")
 _SWALLOWED = 4
-_BODY_PAUSE_S = 60.0
 
 
 class ClientGone(Exception):
@@ -41,11 +40,12 @@ class ClientGone(Exception):
 
 
 class Edge:
-    """Wraps an ASGI application. `max_body_bytes` bounds every request body."""
+    """Wraps an ASGI application. A request body may have `max_body_bytes`, and `body_timeout_s` to arrive."""
 
-    def __init__(self, app: App, *, max_body_bytes: int, metrics: Metrics) -> None:
+    def __init__(self, app: App, *, max_body_bytes: int, body_timeout_s: float, metrics: Metrics) -> None:
         self._app = app
         self._max_body = max_body_bytes
+        self._body_timeout_s = body_timeout_s
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -64,7 +64,12 @@ class Edge:
 
     async def _serve(self, exchange: "_Exchange", scope: Scope, receive: Receive) -> None:
         try:
-            body = await self._read_body(scope, receive)
+            async with asyncio.timeout(self._body_timeout_s):
+                body = await self._read_body(scope, receive)
+        except TimeoutError:
+            late = BadRequest("the request body did not arrive in time", code="request_timeout")
+            await exchange.fail(late, close=True)
+            return
         except ClientGone:
             return
         except PromptsluiceError as error:
@@ -103,7 +108,9 @@ class Edge:
         size = 0
         more = True
         while more and size <= self._max_body * _SWALLOWED:
-            message = await self._next(receive)
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGone
             size += len(message.get("body", b""))
             too_large = too_large or size > self._max_body
             # What is too large is still read, within bounds: a client that is cut off while it sends never sees the
@@ -114,16 +121,6 @@ class Edge:
         if too_large:
             raise PayloadTooLarge(f"the request body is larger than {self._max_body} bytes")
         return b"".join(pieces)
-
-    async def _next(self, receive: Receive) -> Message:
-        try:
-            async with asyncio.timeout(_BODY_PAUSE_S):
-                message = await receive()
-        except TimeoutError as error:
-            raise BadRequest("the request body did not arrive in time", code="request_timeout") from error
-        if message["type"] == "http.disconnect":
-            raise ClientGone
-        return message
 
 
 class _Exchange:

@@ -22,6 +22,7 @@ from .wire import spliced
 _LARGE_BODY = 256 * 1024
 # The optimizer's steps keep their own deadlines; this is for what hangs, or loads a model for the first time.
 _OPTIMIZE_S = 30.0
+_KNOWN_AT_THE_END = ("cached", "reused", "recomputed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,6 +154,8 @@ def with_account(sluice: Sluice, prepared: Prepared, reply: Answer | Stream, cal
     _finished(
         sluice, prepared, outcome="ok" if ok else "refused" if reply.status < 500 else "failed", usage=reply.usage
     )
+    # A streamed answer's headers are gone before the engine knows these.
+    headers |= {f"x-promptsluice-tokens-{name}": str(getattr(prepared.report, name)) for name in _KNOWN_AT_THE_END}
     body = spliced(reply.body, "promptsluice", prepared.report.to_wire()) if wanted and ok else reply.body
     return Answer(body=body, status=reply.status, headers=headers, usage=reply.usage)
 

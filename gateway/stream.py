@@ -8,7 +8,7 @@ from starlette.types import Receive, Scope, Send
 
 from ..prompt import PromptsluiceError
 from .backends.base import Frame
-from .edge import internal_error, log_failure
+from .edge import internal_error, log, log_failure
 from .wire import DONE, KEEPALIVE, dumps, frame
 
 KEEPALIVE_S = 15.0
@@ -76,6 +76,7 @@ class EventStream(Response):
                     return False
                 item = await _next(self._frames)
         except PromptsluiceError as error:
+            log.warning("request %s broke off: %s", self._request_id, error.message)
             await self._write(send, dumps(error.to_wire()))
             return False
         except Exception as error:  # noqa: BLE001 - the seam where a bug becomes a frame

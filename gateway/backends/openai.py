@@ -14,7 +14,7 @@ from contextlib import aclosing, asynccontextmanager
 import httpx
 
 from ...policies.schema import OpenAIBackend as UpstreamSpec
-from ...prompt import PromptsluiceError, UpstreamError, UpstreamTimeout
+from ...prompt import PromptsluiceError, UpstreamError, UpstreamTimeout, Usage
 from ..wire import EventSplitter
 from .base import Answer, Backend, Call, Frame, ModelCard, Stream, estimated_tokens
 from .upstream import ChatStreamReader, Secret, as_error_body, listed_models, passed_headers, usage_of
@@ -25,6 +25,7 @@ _RETRIED_STATUS = frozenset({502, 503, 504})
 _MAX_ANSWER = 64 << 20
 _MODELS_KEPT_S = 60.0
 _DRAIN_S = 0.1
+_LARGE = 256 * 1024  # characters; less is rendered faster than it is handed to a thread
 
 
 class UpstreamBackend(Backend):
@@ -77,7 +78,8 @@ class UpstreamBackend(Backend):
         return cards
 
     async def complete(self, call: Call) -> Answer | Stream:
-        body = call.prompt.with_fields(model=call.model).render()
+        prompt = call.prompt.with_fields(model=call.model)
+        body = await asyncio.to_thread(prompt.render) if prompt.chars > _LARGE else prompt.render()
         response, attempts = await self._send(body, call)
         headers = {**passed_headers(response.headers), ATTEMPTS_HEADER: str(attempts)}
         if call.stream and response.status_code == 200:
@@ -85,7 +87,9 @@ class UpstreamBackend(Backend):
                 return Stream(frames=self._frames(response, call), headers=headers)
             await response.aclose()
             raise UpstreamError(f"backend {self.name!r} answered a streaming request with no event stream")
-        return await self._whole(response, headers)
+        answer = await self._whole(response, headers)
+        _note(call, answer.usage)
+        return answer
 
     async def _send(self, body: bytes, call: Call) -> tuple[httpx.Response, int]:
         """Send until a response has begun; a few more times, each after a longer pause."""
@@ -160,6 +164,7 @@ class UpstreamBackend(Backend):
             async for piece in incoming:
                 for data in self._split(splitter, piece):
                     for item in reader.read(data):
+                        _note(call, item.usage)
                         yield item
                     if reader.over:
                         await self._drain(incoming)
@@ -168,6 +173,7 @@ class UpstreamBackend(Backend):
             for item in reader.read(data):
                 yield item
         for item in reader.end():
+            _note(call, item.usage)
             yield item
 
     async def _drain(self, incoming: AsyncGenerator[bytes, None]) -> None:
@@ -217,3 +223,9 @@ class UpstreamBackend(Backend):
             raise UpstreamTimeout(f"backend {self.name!r} did not answer in time") from error
         except (httpx.HTTPError, httpx.StreamError) as error:
             raise UpstreamError(f"backend {self.name!r} broke off ({type(error).__name__})") from error
+
+
+def _note(call: Call, usage: Usage | None) -> None:
+    """Enter what the upstream's own prefix cache saved."""
+    if usage is not None:
+        call.report.cached = usage.cached_tokens
