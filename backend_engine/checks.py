@@ -4,7 +4,7 @@ import numpy as np
 
 from ..prompt.errors import BadRequest, ContextTooLong
 from .loader import LoadedModel
-from .types import GenerationRequest, ReusedSpan
+from .types import GenerationRequest, Reuse
 
 
 def check_request(request: GenerationRequest, model: LoadedModel, *, room: int) -> None:
@@ -25,14 +25,21 @@ def check_request(request: GenerationRequest, model: LoadedModel, *, room: int) 
     if params.stop and model.tokenizer is None:
         raise BadRequest("stop strings need a model with a tokenizer", param="stop")
     if request.reuse is not None:
-        _check_spans(request.reuse.spans, model, prompt=len(ids))
+        _check_reuse(request.reuse, model, prompt=len(ids))
         if request.prompt_logprobs:
             raise BadRequest("prompt_logprobs computes the whole prompt and excludes reuse", param="prompt_logprobs")
 
 
-def _check_spans(spans: tuple[ReusedSpan, ...], model: LoadedModel, *, prompt: int) -> None:
+def _check_reuse(reuse: Reuse, model: LoadedModel, *, prompt: int) -> None:
     spec, end = model.spec, 0
-    for span in spans:
+    if not 0 <= reuse.ratio <= 1:
+        raise BadRequest(f"the ratio of recomputed rows must lie between 0 and 1, found {reuse.ratio}", param="reuse")
+    if reuse.selector is not None and not 0 <= reuse.selector.layer < spec.layers:
+        raise BadRequest(
+            f"the selector's layer must lie between 0 and {spec.layers - 1}, found {reuse.selector.layer}",
+            param="reuse",
+        )
+    for span in reuse.spans:
         shape = (spec.layers, span.kv.tokens, spec.kv_heads, spec.head_dim)
         if span.start < end or span.stop > prompt:
             raise BadRequest(

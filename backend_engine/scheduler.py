@@ -191,7 +191,7 @@ class Scheduler:
             first, last = self.waiting[0], self.running[-1]
             if first.request.priority <= last.request.priority:
                 return
-            if not self._table.full and self._fits(first, self._match(first)):
+            if self._follows(first) or (not self._table.full and self._fits(first, self._match(first))):
                 return
             self._preempt(last)
 

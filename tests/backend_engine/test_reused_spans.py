@@ -152,6 +152,14 @@ def test_kv_of_another_model_is_refused(model: LoadedModel) -> None:
         tiny_engine(model).add(replace(greedy(IDS), reuse=reuse), Collected())
 
 
+@pytest.mark.parametrize(("ratio", "layer"), [(1.5, 1), (-0.1, 1), (0.5, 4), (0.5, -1)])
+def test_ratio_and_layer_must_exist(model: LoadedModel, ratio: float, layer: int) -> None:
+    reuse = Reuse(spans=garbage((0, 10)), selector=FirstRows(layer), ratio=ratio)
+    with pytest.raises(BadRequest) as caught:
+        tiny_engine(model).add(replace(greedy(IDS), reuse=reuse), Collected())
+    assert caught.value.param == "reuse"
+
+
 class Wrong(FirstRows):
     def select(self, *, fresh_k: Tensor, fresh_v: Tensor, stored_k: Tensor, stored_v: Tensor, quota: int) -> Tensor:
         raise ValueError("a selector of the caller's that breaks")
