@@ -64,7 +64,7 @@ def gated(model: LoadedModel) -> Iterator[tuple[EngineService, GatedDecoder]]:
 
 
 def _assert_ended(service: EngineService, requests: int) -> None:
-    """Once a later request has run, the `requests` earlier ones of 900 tokens have ended too, before their last token."""
+    """Once a later request has run, the `requests` earlier ones of 900 tokens have ended too, before their last one."""
     service.run(greedy(random_ids(10, 99), 200))
     stats = service.engine.stats()
     assert (stats.finished, stats.running, stats.waiting) == (requests + 1, 0, 0)

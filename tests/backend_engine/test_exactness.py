@@ -1,0 +1,94 @@
+"""The real model: greedy float32 output equals transformers' `generate`, token for token, however it is scheduled."""
+
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from promptsluice.backend_engine.engine import Engine
+from promptsluice.backend_engine.loader import LoadedModel, load_model
+from promptsluice.backend_engine.options import EngineOptions
+from promptsluice.backend_engine.types import GenerationRequest, SamplingParams
+
+from .driving import Collected, Reference, assert_idle, finish, together
+
+pytestmark = pytest.mark.slow
+PROMPTS = Path(__file__).parents[1] / "data" / "backend_engine" / "prompts.jsonl"
+NEW_TOKENS = 64
+
+
+class Case(NamedTuple):
+    ids: tuple[int, ...]
+    expected: list[int]
+
+
+@pytest.fixture(scope="module")
+def model(smollm2_dir: Path) -> LoadedModel:
+    return load_model(smollm2_dir)
+
+
+@pytest.fixture(scope="module")
+def cases(model: LoadedModel, smollm2_dir: Path) -> list[Case]:
+    """20 prompts, English, Chinese and code, 5 to 2,000 tokens in ascending order; what transformers makes of them."""
+    assert model.tokenizer is not None
+    reference, cases = Reference(smollm2_dir), []
+    for line in PROMPTS.read_text(encoding="utf-8").splitlines():
+        record = json.loads(line)
+        ids = tuple(model.tokenizer.encode_plain(record["text"])[: record["tokens"]])
+        assert len(ids) == record["tokens"]
+        cases.append(Case(ids, reference.greedy(ids, NEW_TOKENS, ignore_eos=False)))
+    assert len(cases) == 20 and len(cases[0].ids) == 5 and len(cases[-1].ids) == 2000
+    return cases
+
+
+def request(ids: tuple[int, ...]) -> GenerationRequest:
+    return GenerationRequest(ids=ids, sampling=SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS))
+
+
+def outputs(engine: Engine, cases: list[Case]) -> list[list[int]]:
+    return [sink.tokens for sink in together(engine, *(request(case.ids) for case in cases))]
+
+
+def expected(cases: list[Case]) -> list[list[int]]:
+    return [case.expected for case in cases]
+
+
+def test_one_by_one_and_again_after_a_prefix_hit(model: LoadedModel, cases: list[Case]) -> None:
+    engine = Engine(model)
+    for case in cases:
+        assert outputs(engine, [case]) == [case.expected]
+    for case in cases[:: len(cases) - 1]:
+        (sink,) = together(engine, request(case.ids))
+        assert sink.tokens == case.expected
+        assert sink.result.cached_tokens == len(case.ids) - 1
+    assert_idle(engine)
+
+
+def test_batches_of_eight_after_partial_prefix_hits(model: LoadedModel, cases: list[Case]) -> None:
+    """Each prompt's first half is cached; the batch mixes prefills with decodes."""
+    engine = Engine(model, options=EngineOptions(max_running=8))
+    halves = [case.ids[: len(case.ids) // 2] for case in cases]
+    together(engine, *(GenerationRequest(ids=half, sampling=SamplingParams(max_tokens=0)) for half in halves))
+    sinks = together(engine, *(request(case.ids) for case in cases))
+    assert [sink.tokens for sink in sinks] == expected(cases)
+    assert all(sink.result.cached_tokens >= len(half) for sink, half in zip(sinks, halves, strict=True))
+    assert_idle(engine)
+
+
+def test_batches_of_eight_with_prefill_in_chunks_of_64(model: LoadedModel, cases: list[Case]) -> None:
+    engine = Engine(model, options=EngineOptions(max_running=8, step_tokens=64))
+    assert outputs(engine, cases) == expected(cases)
+    assert_idle(engine)
+
+
+def test_after_forced_preemption(model: LoadedModel, cases: list[Case]) -> None:
+    """Memory for about half of what eight requests come to need."""
+    chosen = [case for case in cases if len(case.ids) <= 100][-8:]
+    engine = Engine(model, options=EngineOptions(pages=44, max_running=8))
+    sinks = [Collected() for _ in chosen]
+    for case, sink in zip(chosen, sinks, strict=True):
+        engine.add(request(case.ids), sink)
+    finish(engine)
+    assert engine.stats().preemptions >= 2
+    assert [sink.tokens for sink in sinks] == expected(chosen)
+    assert_idle(engine)
