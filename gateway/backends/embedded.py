@@ -13,8 +13,8 @@ from ...backend_engine.types import Delta, GenerationRequest, Result, SamplingPa
 from ...compressors.context import Score
 from ...policies import Action, Plan
 from ...policies.schema import EmbeddedBackend as EngineSpec
-from ...prompt import ContextTooLong, Overloaded, PromptsluiceError, Report, StepReport, Usage
-from ..edge import internal_error, log_failure
+from ...prompt import ContextTooLong, ModelUnavailable, Overloaded, PromptsluiceError, Report, StepReport, Usage
+from ..edge import internal_error, log, log_failure
 from ..parameters import ChatParameters, chat_parameters
 from ..wire import ChatWriter
 from ..workers import Workers
@@ -76,7 +76,10 @@ class EmbeddedBackend(Backend):
         if self._loading is None or not self._loading.done():
             return f"the model {self._spec.model} is being loaded"
         error = self._loading.exception()
-        return None if error is None else error.message if isinstance(error, PromptsluiceError) else "loading failed"
+        if error is None:
+            return None
+        known = isinstance(error, PromptsluiceError)
+        return error.message if known else f"the model {self._spec.model} cannot be loaded; the log says more"
 
     def healthy(self) -> bool:
         return self._room is None or self._room.service.healthy()
@@ -171,8 +174,13 @@ class EmbeddedBackend(Backend):
         note(report, ready.result)
 
     async def _engine(self) -> "EngineRoom":
+        """The loaded engine; ModelUnavailable when it could not be loaded."""
         assert self._loading is not None, f"backend {self.name!r} was not started"
-        return await asyncio.shield(self._loading)
+        await asyncio.wait({self._loading})
+        reason = self.ready()
+        if reason is not None:
+            raise ModelUnavailable(reason)
+        return self._loading.result()
 
     def _opened(self) -> "EngineRoom":
         from .engine_room import EngineRoom
@@ -191,7 +199,10 @@ class EmbeddedBackend(Backend):
 
 def _log(done: "asyncio.Task[Any] | Future[Any]", what: str) -> None:
     """A failure in the background has nobody to tell but the log."""
-    if not done.cancelled() and (error := done.exception()) is not None:
+    error = None if done.cancelled() else done.exception()
+    if isinstance(error, PromptsluiceError):
+        log.error("%s failed: %s", what, error.message)
+    elif error is not None:
         log_failure(error, request_id=what)
 
 
