@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .console import bars, err, out, size
-from .serve import Config, fetch_models, quiet_threads
+from .serve import Config, fetch_models, set_environment
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -104,7 +104,7 @@ def delete(
 
 def ready(config: Path | None) -> "PolicySet":
     """The policy set, with its models in the cache."""
-    quiet_threads()
+    set_environment()
     from ...policies import PolicySet
 
     policies = PolicySet.load(config)

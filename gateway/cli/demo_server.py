@@ -1,6 +1,7 @@
 """A gateway as a real server process on a free loopback port, for the length of a `with` block. Demo only."""
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -36,6 +37,21 @@ def running_gateway(config: Path, *, log: Path, ready_s: float = 300.0) -> Itera
         yield base_url
     finally:
         stop(server)
+
+
+@contextmanager
+def ended_in_order() -> Iterator[None]:
+    """In the body, SIGTERM and SIGHUP end the program as Ctrl-C does: with its clean-up. Main thread only."""
+
+    def end(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def free_port() -> int:

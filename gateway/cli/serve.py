@@ -25,7 +25,7 @@ def serve(
     offline: Offline = False,
 ) -> None:
     """Start the gateway."""
-    quiet_threads()
+    set_environment()
     from ...policies import PolicySet
 
     policies = PolicySet.load(config)
@@ -35,10 +35,14 @@ def serve(
     run(policies, host=host or policies.server.host, port=policies.server.port if port is None else port)
 
 
-def quiet_threads() -> None:
-    """Before torch is imported: threads that spin while they wait cost a shared CPU 3 to 4 times the latency."""
+def set_environment() -> None:
+    """Before torch is imported; what the user has set stays.
+
+    Threads that spin while they wait cost a shared CPU 3 to 4 times the latency. Bars of libraries would break ours.
+    """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
 
 def needed_models(policies: "PolicySet") -> tuple[str, ...]:

@@ -125,13 +125,13 @@ def test_serve_offline_without_its_model_says_what_to_run(
     assert "promptsluice models pull" in result.stderr
 
 
-def test_serve_sets_quiet_threads_before_torch(tmp_path: Path) -> None:
+def test_serve_sets_set_environment_before_torch(tmp_path: Path) -> None:
     script = """
 import os, sys
-from promptsluice.gateway.cli.serve import quiet_threads
+from promptsluice.gateway.cli.serve import set_environment
 os.environ.pop("OMP_WAIT_POLICY", None)
 os.environ["TOKENIZERS_PARALLELISM"] = "true"
-quiet_threads()
+set_environment()
 assert "torch" not in sys.modules
 print(os.environ["OMP_WAIT_POLICY"], os.environ["TOKENIZERS_PARALLELISM"])
 """

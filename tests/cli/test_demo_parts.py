@@ -114,5 +114,26 @@ def test_a_server_that_does_not_listen_to_signals_is_killed() -> None:
         assert process.returncode == -signal.SIGKILL
 
 
+def test_a_signal_to_end_cleans_up(tmp_path: Path) -> None:
+    script = f"""
+import time
+from pathlib import Path
+from promptsluice.gateway.cli.demo_server import ended_in_order
+with ended_in_order():
+    try:
+        print("on", flush=True)
+        time.sleep(60)
+    finally:
+        Path({str(tmp_path)!r}, "cleaned").touch()
+"""
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.terminate()
+        assert process.wait(20) == 128 + signal.SIGTERM
+    assert (tmp_path / "cleaned").exists()
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
 def test_free_ports_are_free() -> None:
     assert 1024 <= free_port() <= 65535
