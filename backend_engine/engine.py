@@ -170,8 +170,7 @@ class Engine:
                 self._accept(sequence, token)
             except Exception as error:
                 logger.exception("request %s failed", sequence.request.request_id)
-                self._scheduler.discard(sequence)
-                sequence.sink.failed(PromptsluiceError(f"the output could not be delivered: {error}"))
+                self._give_up(sequence, PromptsluiceError(f"the output could not be delivered: {error}"))
 
     def _prefilled(self, sequence: Sequence) -> None:
         if sequence.request.keep_kv and sequence.kv is None:
@@ -210,8 +209,20 @@ class Engine:
         self._totals["prompt"] += sequence.prompt
         self._totals["reused"] += result.reused_tokens
         self._totals["recomputed"] += result.recomputed_tokens
-        sequence.sink.delta(Delta(text=text, token_ids=token_ids, finish_reason=reason))
-        sequence.sink.done(result)
+        try:
+            sequence.sink.delta(Delta(text=text, token_ids=token_ids, finish_reason=reason))
+            sequence.sink.done(result)
+        except Exception:  # it has ended already; a sink that breaks must not harm the others
+            logger.exception("the sink of request %s failed", sequence.request.request_id)
+
+    def _give_up(self, sequence: Sequence, error: PromptsluiceError) -> None:
+        if sequence.phase is Phase.DONE:
+            return
+        self._scheduler.discard(sequence)
+        try:
+            sequence.sink.failed(error)
+        except Exception:
+            logger.exception("the sink of request %s failed", sequence.request.request_id)
 
     def fail(self, error: PromptsluiceError) -> None:
         """After a step that raised: give up the requests that it ran, with `error`, and free all they held."""
@@ -219,9 +230,7 @@ class Engine:
         affected = self._plan.sequences if self._plan else self._scheduler.running or self._scheduler.waiting[:1]
         self._plan = None
         for sequence in list(affected):
-            if sequence.phase is not Phase.DONE:
-                self._scheduler.discard(sequence)
-                sequence.sink.failed(error)
+            self._give_up(sequence, error)
 
     def stats(self) -> EngineStats:
         totals = self._totals

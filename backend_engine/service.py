@@ -21,6 +21,7 @@ from .types import GenerationRequest, Result
 logger = logging.getLogger(__name__)
 
 _LONGEST_RETRY_S = 60.0
+_LONGEST_STEP_S = 60.0
 
 
 class EngineService:
@@ -45,7 +46,10 @@ class EngineService:
         self._thread.start()
 
     def stop(self, drain_s: float = 0.0) -> None:
-        """Take no more requests, let the present ones run for at most `drain_s` seconds, abort what is left. Blocks."""
+        """Take no more requests, let the present ones run for at most `drain_s` seconds, abort what is left. Blocks.
+
+        A step that has begun ends first; one that hangs is given up after a minute.
+        """
         with self._wake:
             self._draining = True
             self._wake.notify()
@@ -56,7 +60,9 @@ class EngineService:
         with self._wake:
             self._ending = True
             self._wake.notify()
-        self._thread.join()
+        self._thread.join(_LONGEST_STEP_S)
+        if self._thread.is_alive():
+            logger.error("the engine's thread hangs in a step and is left behind")
 
     def submit(self, request: GenerationRequest, sink: Sink) -> Sequence:
         """Queue a request; returns the handle for `abort`. Raises BadRequest, ContextTooLong or Overloaded."""

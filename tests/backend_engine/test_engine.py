@@ -97,7 +97,7 @@ def test_a_higher_priority_takes_the_place_of_a_lower_one(model: LoadedModel, re
     assert not low.ended
     finish(engine)
     assert low.tokens == reference.greedy(ids, 30)
-    assert high.result.queue_ms < low.result.ttft_ms + 1e6 and engine.stats().preemptions == 1
+    assert engine.stats().preemptions == 1
 
 
 def test_the_waiting_are_served_by_priority_then_by_arrival(model: LoadedModel) -> None:
@@ -216,7 +216,7 @@ def test_prompt_logprobs_equal_transformers(model: LoadedModel, reference: Refer
     assert scored.result.finish_reason == "length" and scored.tokens == []
     assert scored.result.prompt_logprobs is not None
     torch.testing.assert_close(scored.result.prompt_logprobs, reference.logprobs(ids), rtol=0, atol=1e-4)
-    assert engine.tree.pages == 0 or alone(engine, greedy(ids)).result.cached_tokens == 0
+    assert alone(engine, greedy(ids)).result.cached_tokens == 0
 
 
 def test_scoring_and_generating_go_together(model: LoadedModel, reference: Reference) -> None:
@@ -233,11 +233,13 @@ class Breaking(Collected):
 
 
 def test_a_broken_sink_fails_its_own_request_only(model: LoadedModel, reference: Reference) -> None:
-    engine, broken, sound, ids = tiny_engine(model), Breaking(), Collected(), random_ids(20, 1)
-    engine.add(greedy(ids), broken)
-    engine.add(greedy(ids), sound)
+    engine, sinks, ids = tiny_engine(model), (Breaking(), Breaking(), Breaking(), Collected()), random_ids(20, 1)
+    engine.add(greedy(ids, 0), sinks[0])
+    engine.abort(engine.add(greedy(ids), sinks[1]))
+    engine.add(greedy(ids), sinks[2])
+    engine.add(greedy(ids), sinks[3])
     finish(engine)
-    assert broken.error is not None and sound.tokens == reference.greedy(ids)
+    assert sinks[2].error is not None and sinks[3].tokens == reference.greedy(ids)
     assert_idle(engine)
 
 
