@@ -45,13 +45,13 @@ def set_environment() -> None:
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
 
-def needed_models(policies: "PolicySet") -> tuple[str, ...]:
-    """The models that a policy set loads: of embedded backends, tokenizers for upstreams, and the embedder."""
+def chat_models(policies: "PolicySet") -> tuple[str, ...]:
+    """The models without which the backends cannot answer or count: of embedded ones, and tokenizers for upstreams."""
     from ...policies import EmbeddedBackend
 
     backends = policies.backends.values()
     named = [spec.model if isinstance(spec, EmbeddedBackend) else spec.tokenizer for spec in backends]
-    return tuple(dict.fromkeys(name for name in (*named, policies.models.embedder) if name))
+    return tuple(dict.fromkeys(name for name in named if name))
 
 
 def hub_of(policies: "PolicySet") -> "ModelHub":
@@ -62,17 +62,31 @@ def hub_of(policies: "PolicySet") -> "ModelHub":
 
 
 def fetch_models(policies: "PolicySet", *, offline: bool) -> None:
-    """Make sure that the needed models are in the cache. ModelUnavailable when one is missing and cannot be had."""
-    from ...backend_engine.hub import RichProgress
+    """Make sure that the models are in the cache. ModelUnavailable when a chat model is missing and cannot be had.
+
+    Without the embedder requests are still answered: a warning says what is left out.
+    """
     from ...prompt import ModelUnavailable
 
     hub = hub_of(policies)
-    for name in needed_models(policies):
-        try:
-            hub.resolve(name)
-        except ModelUnavailable:
-            if offline:
-                raise
-            err().print(f"fetching the model {name}, once")
-            with RichProgress() as progress:
-                hub.pull(name, progress=progress)
+    for name in chat_models(policies):
+        fetch(hub, name, offline=offline)
+    try:
+        fetch(hub, policies.models.embedder, offline=offline)
+    except ModelUnavailable as error:
+        typer.echo(f"warning: no retrieval and no pruning by meaning: {error}", err=True)
+
+
+def fetch(hub: "ModelHub", name: str, *, offline: bool) -> None:
+    """Get one model if it is not there."""
+    from ...backend_engine.hub import RichProgress
+    from ...prompt import ModelUnavailable
+
+    try:
+        hub.resolve(name)
+    except ModelUnavailable:
+        if offline:
+            raise
+        err().print(f"fetching the model {name}, once")
+        with RichProgress() as progress:
+            hub.pull(name, progress=progress)
