@@ -13,7 +13,7 @@ from markdown_it import MarkdownIt
 _LINE_END = re.compile(r"\r\n?|\n")
 _BLANK_LINES = re.compile(r"(?:\r\n?|\n)(?:[ \t]*(?:\r\n?|\n))+")
 _FRONT_MATTER = re.compile(r"\A---[ \t]*\r?\n.*?^---[ \t]*(?:\r?\n|\Z)", re.DOTALL | re.MULTILINE)
-_ANCHOR = re.compile(r"\s*\{\s*#[^}]*\}\s*$")
+_TITLE_CHARS = 200
 _LEAVES = frozenset({"heading_open", "paragraph_open", "fence", "code_block", "html_block", "hr", "table_open"})
 _CODE = frozenset({"fence", "code_block"})
 
@@ -66,8 +66,8 @@ def _markdown_blocks(text: str) -> Iterator[Block]:
         if token.type not in _LEAVES or token.map is None:
             continue
         level = int(token.tag[1]) if token.type == "heading_open" else 0
-        title = _ANCHOR.sub("", tokens[i + 1].content) if level else ""
-        starts.append((lines[token.map[0]], token.type in _CODE, level, title.strip()))
+        title = _title(tokens[i + 1].content) if level else ""
+        starts.append((lines[token.map[0]], token.type in _CODE, level, title))
     if not starts:
         yield from _paragraphs(text)
         return
@@ -81,3 +81,12 @@ def _markdown_blocks(text: str) -> Iterator[Block]:
             yield Block(start, end, tuple(above for _, above in path), code, level)
         if level:
             path.append((level, title))
+
+
+def _title(content: str) -> str:
+    """A heading's text without an anchor in braces at its end, cut to a length that may be repeated for every chunk."""
+    title = content.strip()
+    before, brace, anchor = title.rpartition("{")
+    if brace and title.endswith("}") and anchor.lstrip().startswith("#"):
+        title = before.rstrip()
+    return title[:_TITLE_CHARS]

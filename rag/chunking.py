@@ -57,7 +57,7 @@ class Chunker:
 
     def _fitting(self, text: str, block: Block) -> Iterator[Block]:
         """The block, or the parts that it must be cut into. Prose leaves room for the overlap; code takes all."""
-        splitters, limit = ((lines, words), self._max) if block.code else ((sentences, words), self._room)
+        splitters, limit = ((lines, words), self._max) if block.code else ((sentences, lines, words), self._room)
         for start, end in self._split(text, (block.start, block.end), splitters, limit):
             yield replace(block, start=start, end=end, level=block.level if start == block.start else 0)
 
@@ -112,10 +112,13 @@ class Chunker:
         return not self._fits(text[start : piece.end], self._room)
 
     def _trailing_headings(self, text: str, group: list[Block], piece: Block) -> list[Block]:
-        """The headings at the end of `group` that move on to the chunk that `piece` begins."""
-        first = len(group)
-        while first > 1 and group[first - 1].level and self._fits(text[group[first - 1].start : piece.end], self._room):
+        """The headings at the end of `group` that `piece` stands directly under; they move on to its chunk."""
+        first, rank = len(group), piece.level or 7
+        while first > 1 and 0 < group[first - 1].level < rank:
+            if not self._fits(text[group[first - 1].start : piece.end], self._room):
+                break
             first -= 1
+            rank = group[first].level
         return group[first:]
 
     def _start(self, text: str, before: list[Block], group: list[Block]) -> int:

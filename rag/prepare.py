@@ -38,4 +38,5 @@ def _chunks(chunker: Chunker, document: Document) -> tuple[StoredChunk, ...]:
     return tuple(
         StoredChunk(text=chunk.text, headings=chunk.headings, start=chunk.start, end=chunk.end)
         for chunk in chunker.chunks(document.text, markdown=document.is_markdown)
+        if chunk.text.strip()
     )

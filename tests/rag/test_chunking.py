@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from promptsluice.rag import Chunker
+from promptsluice.rag import Chunker, piece_of
 
 # Lengths that are additive, that are not, and one that punishes borders.
 COUNTS: dict[str, Callable[[str], int]] = {
@@ -160,6 +160,17 @@ def test_overlap_repeats_whole_sentences_but_no_code() -> None:
     assert second == " ".join(f"Sentence {n} has five." for n in range(2, 6)) + " "
     coded = f"{sentence(10)}\n\n```\na b c\n```\n\n" + sentence(12)
     assert chunks_of(coded, limit=24, overlap=8)[1] == sentence(12)
+
+
+@pytest.mark.parametrize(
+    "unit", ["\n", " \n", ".", "{#", "# {#\n", "<", "< ", "- ", "(", "`", "> ", "|", "1. ", "\u200b"]
+)
+def test_hostile_repetition_ends(unit: str) -> None:
+    """Quadratic work would not end on these: 200,000 characters of one pattern."""
+    text = unit * (200_000 // len(unit)) + "x"
+    chunks = Chunker(count=lambda text: len(piece_of(text)) // 4, max_tokens=1000).chunks(text, markdown=True)
+    assert "".join(chunk.text for chunk in chunks) == text
+    assert all(len(title) <= 200 for chunk in chunks for title in chunk.headings)
 
 
 @pytest.mark.slow
