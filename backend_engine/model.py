@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .attention import attention_backend
+from .attention import attention_backend, default_backend
 from .attention.base import AttentionBackend
 from .batch import Narrowing, StepBatch
 from .pool import KVPool
@@ -28,10 +28,10 @@ class StepOutput:
 class Decoder:
     """A pre-norm transformer decoder over a paged KV pool. Holds weights and no request state; safe for one thread."""
 
-    def __init__(self, spec: ModelSpec, weights: Weights, *, attention: AttentionBackend | str = "sdpa") -> None:
+    def __init__(self, spec: ModelSpec, weights: Weights, *, attention: AttentionBackend | None = None) -> None:
         self.spec = spec
         self.weights = weights
-        self.attention = attention_backend(attention) if isinstance(attention, str) else attention
+        self.attention = attention or attention_backend(default_backend(weights.embedding.device.type))
         self.rope = Rope(spec.rope, weights.embedding.device)
 
     @property

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
 BACKENDS = {
     "sdpa": (".sdpa", "SdpaAttention"),
+    "triton": (".paged", "TritonAttention"),
 }
 
 
@@ -19,3 +20,8 @@ def attention_backend(name: str) -> "AttentionBackend":
         raise ConfigError(f"attention backend {name!r} is not known; known: {', '.join(BACKENDS)}")
     module, attribute = BACKENDS[name]
     return getattr(import_module(module, __name__), attribute)()
+
+
+def default_backend(device_type: str) -> str:
+    """The backend for a device, by torch's name of its type."""
+    return "triton" if device_type == "cuda" else "sdpa"

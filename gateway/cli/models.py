@@ -18,10 +18,14 @@ def list_models() -> None:
 
     from ...backend_engine.hub import catalogue
 
-    table = Table("model", "kind", "state", "size", "from", box=None)
+    table = Table(box=None)
+    for column in ("model", "kind", "state", "size", "weights", "from"):
+        table.add_column(column, overflow="fold", no_wrap=column == "model")
     for entry in catalogue():
         held = size(entry.bytes) if entry.bytes else ""
-        table.add_row(entry.name, entry.kind, entry.state, held, entry.origin or ", ".join(entry.sources))
+        table.add_row(
+            entry.name, entry.kind, entry.state, held, entry.weights, entry.origin or ", ".join(entry.sources)
+        )
     out().print(table)
 
 

@@ -107,4 +107,6 @@ def test_constraints_fit_pyproject() -> None:
     for text in wanted:
         requirement = Requirement(text)
         assert {s.operator for s in requirement.specifier} == {">=", "<"}, f"{text} needs a lower and an upper bound"
+        if requirement.name == "triton":
+            continue  # each CUDA build of torch names its own version; pinning another one would keep torch out
         assert requirement.specifier.contains(pinned[canonicalize_name(requirement.name)].split("+")[0]), text

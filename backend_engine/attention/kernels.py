@@ -1,0 +1,88 @@
+# pyright: reportMissingParameterType=false
+"""The Triton kernels of attention over paged KV. Arguments are tensors or numbers as Triton passes them, untyped.
+
+A tile is some rows of one request, each with all query heads of one key/value group, so that keys and values are read
+once per group. It goes over its keys block by block with an online softmax in float32 (FlashAttention,
+arXiv:2205.14135). Keys may be split over programs, whose parts `merge` puts together.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def attend(
+    q, k, v, out, part, lse, tiles, visible, table,
+    q_row, q_head, kv_slot, kv_head_stride, table_row, rows, scale_log2,
+    GROUP: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr, PAGE: tl.constexpr,
+    TILE_ROWS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SPLITS: tl.constexpr,
+):  # fmt: skip
+    """One tile against the keys of one split. `scale_log2` turns scores into base-2 logarithms."""
+    tile, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    request = tl.load(tiles + tile * 3)
+    first = tl.load(tiles + tile * 3 + 1)
+    stop = tl.load(tiles + tile * 3 + 2)
+    m = tl.arange(0, BLOCK_M)
+    row = first + m // GROUP
+    head = kv_head * GROUP + m % GROUP
+    live = (m < TILE_ROWS * GROUP) & (row < stop)
+    d = tl.arange(0, DIM_PAD)
+    in_dim = d < DIM
+    seen = tl.load(visible + row, mask=live, other=0)
+    most = tl.max(seen, 0)
+    share = tl.cdiv(tl.cdiv(most, SPLITS), BLOCK_N) * BLOCK_N
+    begin = split * share
+    end = tl.minimum(begin + share, most)
+    query = tl.load(
+        q + row[:, None] * q_row + head[:, None] * q_head + d[None, :], mask=live[:, None] & in_dim[None, :], other=0.0
+    )
+    top = tl.full((BLOCK_M,), float("-inf"), tl.float32)
+    total = tl.zeros((BLOCK_M,), tl.float32)
+    acc = tl.zeros((BLOCK_M, DIM_PAD), tl.float32)
+    n = tl.arange(0, BLOCK_N)
+    for at in range(begin, end, BLOCK_N):
+        key = at + n
+        in_keys = key < end
+        page = tl.load(table + request * table_row + key // PAGE, mask=in_keys, other=0)
+        slot = page.to(tl.int64) * PAGE + key % PAGE
+        place = slot[:, None] * kv_slot + kv_head * kv_head_stride + d[None, :]
+        wanted = in_keys[:, None] & in_dim[None, :]
+        keys = tl.load(k + place, mask=wanted, other=0.0)
+        scores = tl.dot(query, tl.trans(keys), input_precision="ieee") * scale_log2
+        scores = tl.where(in_keys[None, :] & (key[None, :] < seen[:, None]), scores, float("-inf"))
+        fresh = tl.maximum(top, tl.max(scores, 1))
+        # A row that has seen no key yet keeps -inf; subtracting it would give NaN.
+        base = tl.where(fresh == float("-inf"), 0.0, fresh)
+        weight = tl.exp2(scores - base[:, None])
+        shrink = tl.exp2(top - base)
+        total = total * shrink + tl.sum(weight, 1)
+        values = tl.load(v + place, mask=wanted, other=0.0)
+        acc = acc * shrink[:, None] + tl.dot(weight.to(values.dtype), values, input_precision="ieee")
+        top = fresh
+    scaled = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+    target = row[:, None].to(tl.int64) * (HEADS * DIM) + head[:, None] * DIM + d[None, :]
+    if SPLITS == 1:
+        tl.store(out + target, scaled.to(out.dtype.element_ty), mask=live[:, None] & in_dim[None, :])
+    else:
+        offset = split.to(tl.int64) * rows
+        tl.store(part + offset * (HEADS * DIM) + target, scaled, mask=live[:, None] & in_dim[None, :])
+        base = tl.where(total == 0.0, float("-inf"), top + tl.log2(tl.where(total == 0.0, 1.0, total)))
+        tl.store(lse + (offset + row) * HEADS + head, base, mask=live)
+
+
+@triton.jit
+def merge(
+    part, lse, out, rows,
+    HEADS: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr, SPLITS: tl.constexpr, SPLITS_PAD: tl.constexpr,
+):  # fmt: skip
+    """Weigh the splits' results of one row and head by their share of the softmax's denominator."""
+    row, head = tl.program_id(0), tl.program_id(1)
+    s, d = tl.arange(0, SPLITS_PAD), tl.arange(0, DIM_PAD)
+    at = (s.to(tl.int64) * rows + row) * HEADS + head
+    logs = tl.load(lse + at, mask=s < SPLITS, other=float("-inf"))
+    weight = tl.exp2(logs - tl.max(logs, 0))
+    weight = weight / tl.sum(weight, 0)
+    mask = (s < SPLITS)[:, None] & (d < DIM)[None, :]
+    parts = tl.load(part + at[:, None] * DIM + d[None, :], mask=mask, other=0.0)
+    merged = tl.sum(parts * weight[:, None], 0)
+    tl.store(out + (row.to(tl.int64) * HEADS + head) * DIM + d, merged.to(out.dtype.element_ty), mask=d < DIM)

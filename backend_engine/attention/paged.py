@@ -1,0 +1,101 @@
+"""Attention through our Triton kernels: the GPU backend. Lengths and page tables are read on the device only.
+
+Where a step has too few tiles of rows to fill the card, keys are split over programs, whose parts a second kernel
+merges. `TRITON_INTERPRET=1` runs the kernels on a CPU, for tests.
+"""
+
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+import triton
+from torch import Tensor
+
+from ..batch import StepBatch
+from .kernels import attend, merge
+
+# Programs that keep a large card busy; below it keys are split. At most MOST_SPLITS parts, which one program merges.
+PROGRAMS = 512
+MOST_SPLITS = 64
+# The kernels' softmax works with powers of two.
+LOG2_E = math.log2(math.e)
+
+
+@dataclass(frozen=True, slots=True)
+class TritonAttention:
+    """See AttentionBackend. A part of split keys has at least `least_keys`, to be worth its launch."""
+
+    least_keys: int = 256
+
+    def plan(self, batch: StepBatch, *, page_size: int, scale: float) -> "TritonPlan":
+        return TritonPlan(batch=batch, page_size=page_size, scale=scale, least_keys=self.least_keys)
+
+
+@dataclass(slots=True)
+class TritonPlan:
+    """See AttentionPlan. The tiles depend on the heads, which the first call shows."""
+
+    batch: StepBatch
+    page_size: int
+    scale: float
+    least_keys: int
+    _tiles: Tensor | None = None
+    _shape: tuple[int, int, int] = (0, 0, 0)  # rows a tile, BLOCK_M, splits
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        rows, heads, dim = q.shape
+        out = torch.empty((rows, heads, dim), dtype=q.dtype, device=q.device)
+        if rows == 0:
+            return out
+        kv_heads = k.shape[1]
+        group = heads // kv_heads
+        if self._tiles is None:
+            self._lay_out(group, kv_heads)
+        assert self._tiles is not None
+        tile_rows, block_m, splits = self._shape
+        tiles = self._tiles.shape[0]
+        if splits > 1:
+            part = torch.empty((splits, rows, heads, dim), dtype=torch.float32, device=q.device)
+            lse = torch.empty((splits, rows, heads), dtype=torch.float32, device=q.device)
+        else:
+            part, lse = out, self.batch.visible
+        dim_pad = max(16, triton.next_power_of_2(dim))  # of the least size that a matrix unit takes
+        constants: dict[str, Any] = {"HEADS": heads, "DIM": dim, "DIM_PAD": dim_pad, "SPLITS": splits}
+        tiling: dict[str, Any] = {
+            "GROUP": group,
+            "PAGE": self.page_size,
+            "TILE_ROWS": tile_rows,
+            "BLOCK_M": block_m,
+            "BLOCK_N": 64 if dim_pad <= 128 else 32,
+            "num_warps": 4 if block_m <= 64 else 8,
+            "num_stages": 2,
+        }
+        table, visible = self.batch.page_table, self.batch.visible
+        strides = (q.stride(0), q.stride(1), k.stride(0), k.stride(1), table.stride(0))
+        attend[(tiles, kv_heads, splits)](
+            q, k, v, out, part, lse, self._tiles, visible, table, *strides, rows, self.scale * LOG2_E,
+            **constants, **tiling,
+        )  # fmt: skip
+        if splits > 1:
+            merging: dict[str, Any] = {"SPLITS_PAD": triton.next_power_of_2(splits), "num_warps": 2}
+            merge[(rows, heads)](part, lse, out, rows, **constants, **merging)
+        return out
+
+    def _lay_out(self, group: int, kv_heads: int) -> None:
+        """Cut the requests' rows into tiles: [tiles, 3] of request, first row, row after the last."""
+        starts = self.batch.query_start_host
+        longest = max(stop - start for start, stop in pairwise(starts))
+        block_m = min(128, max(16, triton.next_power_of_2(longest * group)))
+        tile_rows = max(1, block_m // group)
+        tiles = [
+            (request, first, min(first + tile_rows, stop))
+            for request, (start, stop) in enumerate(pairwise(starts))
+            for first in range(start, stop, tile_rows)
+        ]
+        self._tiles = torch.from_numpy(np.array(tiles, dtype=np.int32)).to(self.batch.ids.device, non_blocking=True)
+        keys = max(self.batch.key_count_host)
+        wanted = min(MOST_SPLITS, PROGRAMS // (len(tiles) * kv_heads), keys // self.least_keys)
+        self._shape = (tile_rows, block_m, max(1, wanted))
