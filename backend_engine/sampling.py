@@ -103,7 +103,8 @@ def _keep(top: Tensor, norm: Tensor, params: SamplingTensors) -> tuple[Tensor, T
     place = torch.arange(width, device=top.device)
     nucleus = (mass - probs < params.top_p.double()[:, None] * total) | (params.top_p >= 1)[:, None]
     likely = top - top[:, :1] >= params.min_p.log()[:, None]
-    kept = ((place < within) & nucleus & likely).sum(-1)
+    # The likeliest token always stays: a top_p that float32 rounds to 0 would leave none.
+    kept = ((place < within) & nucleus & likely).sum(-1).clamp(min=1)
     return kept, (kept < width) | (top_k <= width)
 
 

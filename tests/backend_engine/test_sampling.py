@@ -135,6 +135,13 @@ def test_greedy_takes_the_largest_logit_whatever_the_filters() -> None:
         assert greedy.tolist() == logits.argmax(-1).tolist()
 
 
+@pytest.mark.parametrize("vocab", [100, 2 * CANDIDATES])
+def test_the_narrowest_filters_leave_the_likeliest_token(vocab: int) -> None:
+    logits = torch.randn(20, vocab)
+    for filters in ({"top_k": 1}, {"top_p": 1e-50}, {"min_p": 1.0}, {"top_p": 1e-50, "min_p": 1.0, "top_k": 5}):
+        assert sample(logits, _params(20, **filters)).tolist() == logits.argmax(-1).tolist()
+
+
 def test_tokens_with_no_probability_are_never_drawn() -> None:
     logits = torch.full((5000, 8), -torch.inf)
     logits[:, 3] = 0.0
