@@ -22,6 +22,8 @@ def check_request(request: GenerationRequest, model: LoadedModel, *, room: int) 
         )
     if ids.min() < 0 or ids.max() >= spec.vocab:
         raise BadRequest(f"token ids must lie between 0 and {spec.vocab - 1}", param="messages")
+    if any("\ud800" <= char <= "\udfff" for char in request.namespace):
+        raise BadRequest("the namespace has a lone surrogate", param="namespace")
     if params.stop and model.tokenizer is None:
         raise BadRequest("stop strings need a model with a tokenizer", param="stop")
     if request.reuse is not None:

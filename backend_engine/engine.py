@@ -168,9 +168,8 @@ class Engine:
         for sequence, token in zip(plan.drawing, tokens, strict=True):
             try:
                 self._accept(sequence, token)
-            except Exception as error:
-                logger.exception("request %s failed", sequence.request.request_id)
-                self._give_up(sequence, PromptsluiceError(f"the output could not be delivered: {error}"))
+            except Exception as error:  # noqa: BLE001 - logged where the request is given up
+                self._undeliverable(sequence, error)
 
     def _prefilled(self, sequence: Sequence) -> None:
         if sequence.request.keep_kv and sequence.kv is None:
@@ -201,9 +200,13 @@ class Engine:
     def _finish(
         self, sequence: Sequence, reason: FinishReason, text: str = "", token_ids: tuple[int, ...] = ()
     ) -> None:
+        try:
+            if sequence.detokenizer is not None:
+                text += sequence.detokenizer.flush()
+        except Exception as error:  # noqa: BLE001 - logged where the request is given up
+            self._undeliverable(sequence, error)
+            return
         self._scheduler.finish(sequence)
-        if sequence.detokenizer is not None:
-            text += sequence.detokenizer.flush()
         result = _result(sequence, reason)
         self._totals["finished"] += 1
         self._totals["prompt"] += sequence.prompt
@@ -212,13 +215,17 @@ class Engine:
         try:
             sequence.sink.delta(Delta(text=text, token_ids=token_ids, finish_reason=reason))
             sequence.sink.done(result)
-        except Exception:  # it has ended already; a sink that breaks must not harm the others
-            logger.exception("the sink of request %s failed", sequence.request.request_id)
+        except Exception as error:  # noqa: BLE001 - logged where the request is given up
+            self._undeliverable(sequence, error)
+
+    def _undeliverable(self, sequence: Sequence, error: Exception) -> None:
+        """Give up a request whose detokenizer or sink broke, which must not harm the others."""
+        logger.error("the output of request %s is lost", sequence.request.request_id, exc_info=error)
+        self._give_up(sequence, PromptsluiceError(f"the output could not be delivered: {error}"))
 
     def _give_up(self, sequence: Sequence, error: PromptsluiceError) -> None:
-        if sequence.phase is Phase.DONE:
-            return
-        self._scheduler.discard(sequence)
+        if sequence.phase is not Phase.DONE:
+            self._scheduler.discard(sequence)
         try:
             sequence.sink.failed(error)
         except Exception:
@@ -230,7 +237,8 @@ class Engine:
         affected = self._plan.sequences if self._plan else self._scheduler.running or self._scheduler.waiting[:1]
         self._plan = None
         for sequence in list(affected):
-            self._give_up(sequence, error)
+            if sequence.phase is not Phase.DONE:
+                self._give_up(sequence, error)
 
     def stats(self) -> EngineStats:
         totals = self._totals

@@ -200,6 +200,11 @@ def test_what_can_never_run_is_refused_at_once(
     assert not engine.has_work
 
 
+def test_a_namespace_that_cannot_be_encoded_is_refused(model: LoadedModel) -> None:
+    with pytest.raises(BadRequest, match="namespace"):
+        tiny_engine(model).add(greedy((5,), namespace="\ud800"), Collected())
+
+
 def test_a_request_as_large_as_the_pool_runs_beside_cached_pages(model: LoadedModel) -> None:
     engine = tiny_engine(model, pages=20)
     alone(engine, greedy(random_ids(71, 1), 3))
@@ -239,7 +244,33 @@ def test_a_broken_sink_fails_its_own_request_only(model: LoadedModel, reference:
     engine.add(greedy(ids), sinks[2])
     engine.add(greedy(ids), sinks[3])
     finish(engine)
-    assert sinks[2].error is not None and sinks[3].tokens == reference.greedy(ids)
+    assert all(sink.error is not None for sink in sinks[:3])
+    assert sinks[3].tokens == reference.greedy(ids)
+    assert_idle(engine)
+
+
+class FragileTokenizer:
+    """Decodes nothing, and breaks where the end of a text is decoded."""
+
+    def stream(self) -> "FragileTokenizer":
+        return self
+
+    def push(self, token_id: int) -> str:
+        return ""
+
+    def decode(self, ids: object, **options: object) -> str:
+        raise ArithmeticError("broken")
+
+
+def test_a_tokenizer_that_breaks_at_the_end_fails_its_own_request_only(model: LoadedModel) -> None:
+    engine, sinks = tiny_engine(replace(model, tokenizer=FragileTokenizer())), (Collected(), Collected(), Collected())
+    engine.add(greedy(random_ids(20, 1), 2), sinks[0])
+    aborted = engine.add(greedy(random_ids(20, 2)), sinks[1])
+    engine.add(greedy(random_ids(20, 3), 0), sinks[2])
+    engine.step()
+    engine.abort(aborted)
+    finish(engine)
+    assert sinks[0].error is not None and sinks[1].error is not None and sinks[2].result
     assert_idle(engine)
 
 
