@@ -62,6 +62,8 @@ class Decoder:
                 later = tuple(narrowing for narrowing in batch.narrowings if narrowing.selector.layer > index)
                 batch = batch.keep(rows, counts, narrowings=later)
                 hidden, q, k, v, cos, sin = (tensor[rows] for tensor in (hidden, q, k, v, cos, sin))
+                if batch.rows == 0:  # a chunk of repairable rows alone, none of which is chosen
+                    return StepOutput(hidden, recomputed)
                 plan = self.attention.plan(batch, page_size=pool.page_size, scale=self.spec.scale)
             pool.write(index, batch.slots, k, v)
             if index == last and batch.logit_rows.shape[0] < batch.rows:  # nobody needs the others any more

@@ -226,5 +226,5 @@ def _chunk(sequence: Sequence, budget: int) -> Chunk:
     if sequence.repairable is None:
         return Chunk(sequence=sequence, first=sequence.ran, count=count)
     repairable = int(np.count_nonzero(sequence.repairable[sequence.ran : sequence.ran + count]))
-    quota = sequence.quota(repairable)
+    quota = sequence.quota(count)
     return Chunk(sequence=sequence, first=sequence.ran, count=count, quota=quota, narrowed=quota < repairable)

@@ -21,7 +21,10 @@ _NO_ROWS: Rows = np.empty(0, dtype=np.int64)
 
 
 class Sink(Protocol):
-    """Takes what a request produces, in the engine's thread; returns at once. Ends with one `done` or `failed`."""
+    """Takes what a request produces, in the engine's thread; returns at once. Ends with one `done` or `failed`.
+
+    One that raises is told `failed`.
+    """
 
     def delta(self, delta: Delta) -> None: ...
 
@@ -140,11 +143,15 @@ class Sequence:
         self.row, self.computed, self.ran = -1, 0, 0
         self.pages, self.plan, self.spans, self.repairable = NO_PAGES, _NO_ROWS, (), None
 
-    def quota(self, repairable: int) -> int:
-        """How many of a chunk's repairable rows are recomputed."""
+    def quota(self, count: int) -> int:
+        """How many repairable rows of the plan's next `count` are recomputed.
+
+        Over the chunks it adds up to the ratio of them all, rounded up, however small the chunks are.
+        """
         reuse = self.request.reuse
-        assert reuse is not None
-        return min(repairable, math.ceil(reuse.ratio * repairable - 1e-9))
+        assert reuse is not None and self.repairable is not None
+        repairable = int(np.count_nonzero(self.repairable[: self.ran + count]))
+        return math.ceil(reuse.ratio * repairable - 1e-9) - self.recomputed
 
 
 def trimmed(spans: tuple[ReusedSpan, ...], covered: int) -> tuple[ReusedSpan, ...]:

@@ -105,7 +105,8 @@ class Reuse:
     """Reused spans of one request, ascending and disjoint.
 
     With `selector=None` the rows of the spans are not computed at all ("reuse"). Otherwise all rows run up to the
-    selector's layer and `ceil(ratio * rows)` of the repairable rows go on ("blend"); `ratio=1.0` equals a full prefill.
+    selector's layer and `ceil(ratio * rows)` of the repairable rows go on ("blend"), each chunk of the prefill
+    choosing its share; `ratio=1.0` equals a full prefill.
     A request with spans never enters the prefix tree beyond the first span's start.
     """
 

@@ -84,13 +84,15 @@ def test_repairing_all_rows_is_a_full_prefill_whatever_was_stored(
     assert (output.result.reused_tokens, output.result.recomputed_tokens) == (0, 79)
 
 
-def test_the_quota_is_the_ratio_of_each_chunk_rounded_up(model: LoadedModel) -> None:
-    reuse = Reuse(spans=garbage((10, 50)), selector=FirstRows(), ratio=0.15)
-    whole = alone(tiny_engine(model, step_tokens=128), replace(greedy(IDS), reuse=reuse))
-    assert (whole.result.reused_tokens, whole.result.recomputed_tokens) == (34, 6)
-    chunked = alone(tiny_engine(model, step_tokens=16), replace(greedy(IDS), reuse=reuse))
-    # Chunks of 16 rows hold 6, 16, 16 and 2 rows of the span.
-    assert (chunked.result.reused_tokens, chunked.result.recomputed_tokens) == (40 - 8, 1 + 3 + 3 + 1)
+@pytest.mark.parametrize("step_tokens", [128, 16, 1])
+@pytest.mark.parametrize(("ratio", "repaired"), [(0.15, 6), (0.01, 1), (0.0, 0), (0.99, 40)])
+def test_the_quota_is_the_ratio_of_all_reused_rows_rounded_up(
+    model: LoadedModel, step_tokens: int, ratio: float, repaired: int
+) -> None:
+    reuse = Reuse(spans=garbage((10, 50)), selector=FirstRows(), ratio=ratio)
+    engine = tiny_engine(model, step_tokens=step_tokens, max_running=1)
+    result = alone(engine, replace(greedy(IDS), reuse=reuse)).result
+    assert (result.reused_tokens, result.recomputed_tokens) == (40 - repaired, repaired)
 
 
 def test_blended_and_plain_requests_share_a_batch(model: LoadedModel, expected: list[int]) -> None:

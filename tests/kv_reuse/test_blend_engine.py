@@ -126,10 +126,11 @@ def repaired(
 ) -> set[int]:
     """The places that were repaired, given that the prefill ran in steps of `step` rows from `cached` on."""
     inside = {place for start, length in spans for place in range(start, start + length) if place >= cached}
-    calls, places = iter(selector.chosen), set[int]()
+    calls, places, seen = iter(selector.chosen), set[int](), 0
     for first in range(cached, len(ids), step):
         rows = [place for place in range(first, min(first + step, len(ids))) if place in inside]
-        quota = math.ceil(ratio * len(rows))
+        quota = math.ceil(ratio * (seen + len(rows)) - 1e-9) - math.ceil(ratio * seen - 1e-9)
+        seen += len(rows)
         places |= {rows[row] for row in next(calls).tolist()} if quota < len(rows) else set(rows)
     assert next(calls, None) is None
     return places
