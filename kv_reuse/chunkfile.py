@@ -35,6 +35,8 @@ def decode(data: bytes, *, key: ChunkKey) -> StoredChunk:
         header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"]
     except (safetensors.SafetensorError, ValueError, KeyError) as exc:
         raise DamagedChunk(f"not a complete safetensors file with metadata ({exc})") from exc
+    if header is None:  # which safetensors takes for no metadata
+        raise DamagedChunk("the metadata is null")
     position = header.get("position", "")
     if not (position.isascii() and position.isdigit() and len(position) < 10):
         raise DamagedChunk(f"position is {position!r}")

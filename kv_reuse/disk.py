@@ -83,7 +83,7 @@ class DiskStore(ChunkStore):
 
     def put(self, key: ChunkKey, chunk: StoredChunk) -> bool:
         path = self._path(key)
-        if path.exists():  # same key, same content
+        if os.path.isfile(path):  # same key, same content
             self._touch(path)
             return True
         data = encode(key, chunk)
@@ -103,7 +103,7 @@ class DiskStore(ChunkStore):
         return stored
 
     def contains(self, key: ChunkKey) -> bool:
-        return self._path(key).exists()
+        return os.path.isfile(self._path(key))  # where pathlib's raises, in a folder without permission, this says no
 
     def delete(self, key: ChunkKey) -> bool:
         return self._remove(self._path(key))

@@ -1,6 +1,7 @@
 """The disk tier against damage, strangers, full disks and other processes."""
 
 import errno
+import json
 import logging
 import os
 import subprocess
@@ -29,6 +30,12 @@ def make(number: int, tokens: int = 5) -> tuple[ChunkKey, StoredChunk]:
 
 def file_of(root: Path, key: ChunkKey) -> Path:
     return root / f"{key.digest}.safetensors"
+
+
+def without_metadata(raw: bytes) -> bytes:
+    size = int.from_bytes(raw[:8], "little")
+    header = json.dumps(json.loads(raw[8 : 8 + size]) | {"__metadata__": None}).encode()
+    return len(header).to_bytes(8, "little") + header + raw[8 + size :]
 
 
 def names(root: Path) -> set[str]:
@@ -77,6 +84,7 @@ def test_the_file_is_plain_safetensors(tmp_path: Path):
             "fingerprint is 'other', not 'model'",
         ),
         (lambda raw: raw.replace(b"promptsluice-chunk-1", b"promptsluice-chunk-9"), "format is"),
+        (lambda raw: without_metadata(raw), "metadata is null"),
     ],
 )
 def test_a_damaged_or_foreign_file_is_a_named_miss_and_removed(
@@ -96,10 +104,12 @@ def test_a_damaged_or_foreign_file_is_a_named_miss_and_removed(
 
 
 def test_an_unreadable_file_is_a_miss_that_stays(tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    key, _ = make(1)
+    key, chunk = make(1)
     file_of(tmp_path, key).mkdir()
-    assert DiskStore(tmp_path, 1 << 20).get(key) is None
+    store = DiskStore(tmp_path, 1 << 20)
+    assert store.get(key) is None
     assert "cannot be read" in caplog.text and file_of(tmp_path, key).is_dir()
+    assert not store.put(key, chunk) and not store.contains(key)
 
 
 def test_a_full_disk_skips_the_chunk_and_leaves_no_half_file(tmp_path: Path, caplog: pytest.LogCaptureFixture):
