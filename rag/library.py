@@ -14,6 +14,7 @@ from filelock import FileLock, Timeout
 from ..prompt import BadRequest, Conflict, UnknownCollection
 from .chunking import MIN_TOKENS
 from .collection import Collection, OnChunks
+from .commit import writer_lock
 from .embedder import Embedder
 from .files import Write, disk_error, write_durably
 from .generation import MANIFEST, Manifest, Settings, read_manifest, write_manifest
@@ -69,9 +70,7 @@ class Collections:
             raise BadRequest(
                 f"overlap must be 0 to {max_tokens // 2} (half of max_tokens), not {overlap}", param="overlap"
             )
-        with self._lock:
-            self._open.pop(name, None)
-            self._make(folder, Manifest(settings=Settings(max_tokens=max_tokens, overlap=overlap)))
+        self._make(folder, Manifest(settings=Settings(max_tokens=max_tokens, overlap=overlap)))
         return self.get(name)
 
     def get(self, name: str) -> Collection:
@@ -104,14 +103,22 @@ class Collections:
                 folder.rename(aside / name)
 
     def _make(self, folder: Path, manifest: Manifest) -> None:
-        """Build the folder aside and rename it into place, so that none is ever seen half-made."""
-        with self._aside(folder) as aside:
-            if (folder / MANIFEST).exists():
-                raise Conflict(f"there is a collection {folder.name!r} already", param="name", code="collection_exists")
+        """Build the folder aside and rename it into place, so that none is ever seen half-made.
+
+        Who is still writing to a deleted collection of this name has to notice that before there is a new one.
+        """
+        self._refuse_second(folder)
+        with writer_lock(folder, wait_s=LOCK_WAIT_S), self._aside(folder) as aside:
+            self._refuse_second(folder)
             building = aside / folder.name
             building.mkdir()
             write_manifest(building, manifest, write=self._write)
             building.rename(folder)
+
+    @staticmethod
+    def _refuse_second(folder: Path) -> None:
+        if (folder / MANIFEST).exists():
+            raise Conflict(f"there is a collection {folder.name!r} already", param="name", code="collection_exists")
 
     @contextmanager
     def _aside(self, folder: Path) -> Iterator[Path]:

@@ -3,6 +3,7 @@
 import math
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -219,6 +220,34 @@ def test_making_and_deleting(collections: Collections) -> None:
     assert collections.create("pets").document_ids() == []
     collections.delete("pets")
     assert [path.name for path in collections.root.iterdir() if path.is_dir()] == []
+
+
+def test_a_writer_to_a_deleted_collection_does_not_reach_its_successor(
+    reopen: Callable[..., Collections], new_embedder: Callable[[str], Any]
+) -> None:
+    embedder, entered, gate = new_embedder("words"), threading.Event(), threading.Event()
+    collections = reopen(embedder=embedder)
+    old = collections.create("pets")
+    old.add([CATS])
+    embed = embedder.embed
+
+    def gated(texts: Sequence[str]) -> Any:
+        entered.set()
+        assert gate.wait(30)
+        return embed(texts)
+
+    embedder.embed = gated
+    with ThreadPoolExecutor(2) as pool:
+        writing = pool.submit(old.add, [CARS])
+        assert entered.wait(30)
+        collections.delete("pets")
+        making = pool.submit(collections.create, "pets", max_tokens=99)
+        gate.set()
+        with pytest.raises(UnknownCollection, match="deleted meanwhile"):
+            writing.result()
+        making.result()
+    new = reopen().get("pets")
+    assert (new.document_ids(), new.settings.max_tokens) == ([], 99)
 
 
 @pytest.mark.parametrize("settings", [{"max_tokens": 4}, {"max_tokens": 10**6}, {"overlap": -1}, {"overlap": 200}])
