@@ -11,6 +11,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from ..backend_engine.hub.progress import size_of
 from ..prompt import BadRequest, Conflict, UnknownCollection
 from .chunking import MIN_TOKENS
 from .collection import Collection, OnChunks
@@ -77,7 +78,7 @@ class Collections:
         """The collection of this name; UnknownCollection when there is none."""
         folder = self._folder(name)
         with self._lock:
-            if name not in self._open:
+            if name not in self._open or not (folder / MANIFEST).exists():
                 self._open[name] = Collection(
                     folder,
                     embedder=self._embedder,
@@ -90,7 +91,7 @@ class Collections:
     def list(self) -> list[CollectionInfo]:
         """All collections, sorted by name; a damaged manifest is an error that names it."""
         found = sorted(path.parent for path in self.root.glob(f"*/{MANIFEST}") if _NAME.fullmatch(path.parent.name))
-        return [self._info(folder) for folder in found]
+        return [info for folder in found if (info := self._info(folder)) is not None]
 
     def delete(self, name: str) -> None:
         """Delete a collection with all its files. It is gone at once, whatever happens during the clean-up."""
@@ -147,13 +148,17 @@ class Collections:
         return self.root / name
 
     @staticmethod
-    def _info(folder: Path) -> CollectionInfo:
-        manifest = read_manifest(folder)
+    def _info(folder: Path) -> CollectionInfo | None:
+        """None for a collection that is just being deleted."""
+        try:
+            manifest = read_manifest(folder)
+        except FileNotFoundError:
+            return None
         return CollectionInfo(
             name=folder.name,
             documents=len(manifest.documents),
             chunks=sum(placed.chunks for placed in manifest.documents.values()),
-            bytes=sum(path.stat().st_size for path in folder.iterdir()),
+            bytes=size_of(folder),
             generation=manifest.generation,
             settings=manifest.settings,
         )

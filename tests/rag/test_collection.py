@@ -222,6 +222,27 @@ def test_making_and_deleting(collections: Collections) -> None:
     assert [path.name for path in collections.root.iterdir() if path.is_dir()] == []
 
 
+def test_what_another_process_deletes_is_unknown_and_not_listed(
+    collections: Collections, reopen: Callable[..., Collections]
+) -> None:
+    collections.create("cats").add([CATS])
+    reopen().delete("cats")
+    with pytest.raises(UnknownCollection):
+        collections.get("cats")
+
+    def churn() -> None:
+        other = reopen()
+        for _ in range(50):
+            other.create("cars").add([CARS])
+            other.delete("cars")
+
+    with ThreadPoolExecutor(1) as pool:
+        churning = pool.submit(churn)
+        while not churning.done():
+            assert len(collections.list()) <= 1
+        churning.result()
+
+
 def test_a_writer_to_a_deleted_collection_does_not_reach_its_successor(
     reopen: Callable[..., Collections], new_embedder: Callable[[str], Any]
 ) -> None:
