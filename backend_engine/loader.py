@@ -75,10 +75,13 @@ def cpu_has_bfloat16() -> bool:
 
 
 def _located(path_or_name: str | Path) -> Path:
-    path = Path(path_or_name).expanduser()
-    if path.exists():
-        return path
-    if isinstance(path_or_name, Path) or path.is_absolute() or path_or_name.startswith((".", "~")):
+    if isinstance(path_or_name, Path) or path_or_name.startswith(("/", ".", "~")):
+        try:
+            path = Path(path_or_name).expanduser()
+            if path.exists():
+                return path
+        except (OSError, RuntimeError, ValueError) as error:  # an odd name, a folder without permission
+            raise ModelUnavailable(f"{path_or_name}: cannot be used as a path ({error})") from error
         raise ModelUnavailable(f"{path}: there is no such model directory or GGUF file")
     from .hub import resolve
 

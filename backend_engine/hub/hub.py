@@ -20,7 +20,8 @@ from .manifest import Manifest
 from .progress import Progress, Silent
 from .sources import Source, SourceUnavailable, default_sources
 
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+# The hub has no "--" in its ids, which leaves it to us for the slash in a folder's name.
+_HUB_ID = re.compile(r"(?!.*(?:--|\.\.))[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +90,7 @@ class ModelHub:
 
     def _entry(self, card: ModelCard) -> ModelEntry:
         found, problem = self._state(card, deep=False)
-        state = "ready" if problem is None else "broken" if self._path(card).exists() else "absent"
+        state = "ready" if problem is None else "broken" if os.path.exists(self._path(card)) else "absent"
         return ModelEntry(
             name=card.name,
             kind=card.kind or (found.kind if found else "chat"),
@@ -107,7 +108,7 @@ class ModelHub:
     def _state(self, card: ModelCard, *, deep: bool) -> tuple[Manifest | None, str | None]:
         """The model's manifest and what is wrong with the model (None: nothing)."""
         path = self._path(card)
-        if not path.exists():
+        if not os.path.exists(path):  # of a folder without permission, too, this says no; pathlib's raises
             return None, "not pulled yet"
         found = manifests.read(path)
         if found is None:
@@ -139,8 +140,11 @@ def _folder(card: ModelCard) -> str:
 def _local(name: str) -> Path | None:
     """The folder or GGUF file that the name spells out, None if it is no path of an existing one."""
     # os.path instead of pathlib: for any odd string the answer is no, never an exception.
-    spelled = os.path.expanduser(name)
     if name in CATALOGUE or not name:
+        return None
+    try:
+        spelled = os.path.expanduser(name)
+    except ValueError:  # "~" before what no user can be called
         return None
     if spelled.endswith(".gguf") and os.path.isfile(spelled):
         return Path(spelled)

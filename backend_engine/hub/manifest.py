@@ -86,7 +86,7 @@ def read(folder: Path) -> Manifest | None:
         data["provenance"] = Provenance(**data["provenance"])
         data["files"] = {name: FileRecord(**entry) for name, entry in data["files"].items()}
         return Manifest(**data)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
 
 
@@ -100,10 +100,12 @@ def damage(folder: Path, manifest: Manifest, *, deep: bool) -> str | None:
         path = folder / name
         try:
             stat = path.stat()
-        except OSError:
+            if stat.st_size != expected.size:
+                return f"{name} has {stat.st_size} bytes instead of {expected.size}"
+            if deep and stat.st_mtime_ns != expected.mtime_ns and sha256_of(path) != expected.sha256:
+                return f"{name} has been changed"
+        except FileNotFoundError:
             return f"{name} is missing"
-        if stat.st_size != expected.size:
-            return f"{name} has {stat.st_size} bytes instead of {expected.size}"
-        if deep and stat.st_mtime_ns != expected.mtime_ns and sha256_of(path) != expected.sha256:
-            return f"{name} has been changed"
+        except OSError as error:
+            return f"{name} cannot be read ({error.strerror})"
     return None

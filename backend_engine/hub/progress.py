@@ -1,8 +1,9 @@
 """Progress of a pull: the contract, the silent one, and bars for a terminal (rich, imported on use)."""
 
+import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -75,11 +76,10 @@ class RichProgress:
 def size_of(folder: Path) -> int:
     """Bytes of all files below a folder that others may be writing to: what vanishes meanwhile counts as nothing."""
     total = 0
-    for path in folder.rglob("*"):
-        try:
-            total += path.stat().st_size if path.is_file() else 0
-        except OSError:
-            continue
+    for parent, _, names in os.walk(folder):  # which passes over folders that vanish; pathlib's rglob raises
+        for name in names:
+            with suppress(OSError):
+                total += os.stat(os.path.join(parent, name)).st_size
     return total
 
 

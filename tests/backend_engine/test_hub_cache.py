@@ -1,9 +1,11 @@
 """The model cache: what is pulled is whole, what is broken is rebuilt, and nothing is left behind by a failure."""
 
 import os
+import shutil
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ from promptsluice.backend_engine.hub import ModelHub, Silent
 from promptsluice.backend_engine.hub.catalogue import ModelCard
 from promptsluice.backend_engine.hub.install import exclusive, require_space
 from promptsluice.backend_engine.hub.manifest import FILE_NAME, Provenance
-from promptsluice.backend_engine.hub.progress import Progress
+from promptsluice.backend_engine.hub.progress import Progress, size_of
 from promptsluice.backend_engine.hub.sources import SourceUnavailable
 from promptsluice.prompt import ModelUnavailable, StorageFull, UnknownModel
 
@@ -95,6 +97,11 @@ def test_a_broken_folder_is_found_and_rebuilt(tmp_path: Path) -> None:
     check()
     (tmp_path / NAME / FILE_NAME).write_text('{"format": 2, "files": 3}')
     check()
+    (tmp_path / NAME / FILE_NAME).write_text("[" * 100_000)
+    check()
+    weights.unlink()
+    weights.mkdir()
+    check()
     weights.write_bytes(b"WEIGHTS!")  # same size: seen by the time stamp, proved by the digest
     os.utime(weights, ns=(1, 1))
     check(repair_at_pull_only=True)
@@ -131,6 +138,22 @@ def test_an_unusable_cache_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ModelUnavailable, match="cannot be used"):
         ModelHub(tmp_path / "file" / "models", sources=[Fixed()]).pull(NAME)
+
+
+def test_the_size_of_a_folder_that_others_change(tmp_path: Path) -> None:
+    (tmp_path / "kept").write_bytes(b"12345")
+
+    def churn() -> None:
+        for _ in range(300):
+            (tmp_path / "a" / "b").mkdir(parents=True)
+            (tmp_path / "a" / "b" / "file").write_bytes(b"1")
+            shutil.rmtree(tmp_path / "a")
+
+    with ThreadPoolExecutor(1) as pool:
+        churning = pool.submit(churn)
+        while not churning.done():
+            assert size_of(tmp_path) in (5, 6)
+        churning.result()
 
 
 WORKER = """
@@ -211,6 +234,7 @@ def test_folders_gguf_files_and_hub_ids(tmp_path: Path) -> None:
 
 
 ODD = ["", "nothing", "a/b/c", "../etc", "x/../y", "/no/such/folder", "gone.gguf", "a\0b", "a/b.gguf", "~nobody/x"]
+ODD += ["~\0/x", "a--b/c", "a/b--c", "a/b..c"]  # the hub has no such ids, and a folder's name could not tell them apart
 
 
 @pytest.mark.parametrize("name", [*ODD, "a/" + "b" * 5000, "\ud800"])

@@ -151,6 +151,9 @@ def test_fingerprint_follows_weights_config_and_dtype(copy: Path, tiny_llama_dir
 def test_what_is_missing_is_named(copy: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelUnavailable, match="no such model directory"):
         load_model(tmp_path / "nowhere")
+    for odd in ("~\0", "~no-such-user/x", "/" + "x" * 5000):
+        with pytest.raises(ModelUnavailable, match="cannot be used as a path"):
+            load_model(odd)
     with pytest.raises(ModelUnavailable, match="neither"):
         load_model(copy / "config.json")
     tensors = load_file(copy / "model.safetensors")
