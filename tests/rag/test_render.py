@@ -45,7 +45,16 @@ def test_the_block() -> None:
 
 ATTACKS = st.lists(
     st.sampled_from(
-        ["<", "/", "context", "document", ">", " ", "\n", "\u200b", "CONTEXT", "&lt;", "</context>", "</document>", "a"]
+        [
+            *"</> \na\\\u200b\u00ad\u2061\ufe0f\x01",
+            "con",
+            "text",
+            "document",
+            "CONTEXT",
+            "&lt;",
+            "</context>",
+            "</document>",
+        ]
     )
 )
 
@@ -54,7 +63,7 @@ ATTACKS = st.lists(
 def test_retrieved_text_cannot_close_the_block(parts: list[str], more: str) -> None:
     text = "".join(parts) + more
     out = block([hit(text, chunk_id=text, headings=(text,))])
-    bare = re.sub(r"[\s\u200b]", "", out.lower())
+    bare = re.sub(r"[\s\u200b\u00ad\u2061\ufe0f\x01]", "", out.lower())
     assert bare.count("<context>") == bare.count("</context>") == 1
     assert bare.count("<document") == bare.count("</document>") == 1
     assert out.endswith("\n</document>\n</context>\n\n")
