@@ -90,15 +90,21 @@ class EngineService:
         return Generation(mailbox, lambda: self.abort(sequence))
 
     def run(self, request: GenerationRequest) -> Result:
-        """Run a request to its end; blocks, so never from an event loop."""
+        """Run a request to its end; blocks, so never from an event loop.
+
+        Raises as `submit` does, what the engine failed with, and Overloaded when the service stops meanwhile.
+        """
         assert threading.current_thread() is not self._thread, "the engine's thread cannot wait for itself"
         waiter = Waiter()
         sequence = self.submit(request, waiter)
         try:
-            return waiter.wait()
+            result = waiter.wait()
         except BaseException:
             self.abort(sequence)
             raise
+        if result.finish_reason == "abort":  # nobody else has the handle
+            raise Overloaded("the engine is shutting down", retry_after=_LONGEST_RETRY_S)
+        return result
 
     def stats(self) -> EngineStats:
         """The state after the last step."""

@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 from ..backend_engine.rope import Rope
 from ..backend_engine.spec import ModelSpec
 from ..backend_engine.types import GenerationRequest, KVBlock, Result, Reuse, ReusedSpan, RowSelector, SamplingParams
-from ..prompt.errors import BadRequest
+from ..prompt.errors import BadRequest, ContextTooLong
 from .keys import ChunkKey, KeySpace
 from .reposition import repositioned, require_movable
 from .selectors import KVDeviation
@@ -53,7 +53,7 @@ class WarmReport:
     """Distinct chunks of one `warm`, by what became of them.
 
     `present` were stored, or being computed by another thread; `skipped` are shorter than is worth keeping or longer
-    than the model's context; `refused` were computed but the store did not keep them.
+    than the model's context or the engine's memory; `refused` were computed but the store did not keep them.
     """
 
     computed: int = 0
@@ -211,6 +211,8 @@ class Reuser:
             kept = self._store.put(key, StoredChunk(ids, self._compute(ids, priority)))
             self._store.flush()
             return "computed" if kept else "refused"
+        except ContextTooLong:  # its KV memory holds less than the model's context
+            return "skipped"
         finally:
             with self._lock:
                 self._computing.discard(key)

@@ -212,6 +212,19 @@ def test_stopping_without_patience_aborts(gated: tuple[EngineService, GatedDecod
     assert [sink.result.finish_reason for sink in sinks] == ["abort", "abort"]
 
 
+def test_who_waits_while_the_service_stops_is_told(gated: tuple[EngineService, GatedDecoder]) -> None:
+    service, decoder = gated
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(service.run, greedy(random_ids(8, 0), 900))
+        assert decoder.entered.wait(30)
+        stopping = threading.Thread(target=service.stop)
+        stopping.start()
+        decoder.gate.set()
+        stopping.join()
+        with pytest.raises(Overloaded, match="shutting down"):
+            waiting.result(30)
+
+
 def test_a_service_that_never_started_stops(model: LoadedModel) -> None:
     service, sink = EngineService(tiny_engine(model)), Collected()
     service.submit(GenerationRequest(ids=(5,), sampling=SamplingParams()), sink)

@@ -10,7 +10,7 @@ from promptsluice.backend_engine.rope import Rope
 from promptsluice.backend_engine.spec import ModelSpec, spec_from_config
 from promptsluice.backend_engine.types import GenerationRequest, KVBlock, Result, RowSelector
 from promptsluice.kv_reuse import ChunkStore, EmptyStore, KVDeviation, RamStore, Reuser, WarmReport, repositioned
-from promptsluice.prompt.errors import BadRequest, ConfigError, Overloaded
+from promptsluice.prompt.errors import BadRequest, ConfigError, ContextTooLong, Overloaded
 
 SPEC = spec_from_config(
     {
@@ -33,8 +33,11 @@ class Prefiller:
 
     seen: list[GenerationRequest] = field(default_factory=list)
     fail_at: int | None = None
+    memory: int = 1000
 
     def run(self, request: GenerationRequest) -> Result:
+        if len(request.ids) > self.memory:
+            raise ContextTooLong("there is room for fewer")
         if len(self.seen) == self.fail_at:
             raise Overloaded("the queue is full")
         self.seen.append(request)
@@ -79,6 +82,12 @@ def test_warm_keeps_what_was_done_when_the_engine_refuses():
 def test_warm_says_when_the_store_refuses_and_when_a_chunk_is_too_long():
     reuser, _ = make(EmptyStore())
     assert reuser.warm([A, range(65)]) == WarmReport(refused=1, skipped=1)
+
+
+def test_a_chunk_beyond_the_engines_memory_keeps_no_other_from_being_computed():
+    reuser, prefiller = make()
+    prefiller.memory = 10
+    assert reuser.warm([B, A]) == WarmReport(computed=1, skipped=1)
 
 
 def test_a_chunk_is_computed_by_one_thread_at_a_time():
