@@ -54,12 +54,23 @@ def _plain(message: Mapping[str, Any], index: int, template: str) -> PlainMessag
     fields = {key: value for key, value in message.items() if key != "content"}
     if fields.get("role") == "developer" and "developer" not in template:
         fields["role"] = "system"
-    if calls := fields.pop("tool_calls", None):
+    if calls := _calls(fields.pop("tool_calls", None), f"messages[{index}].tool_calls"):
         if "tool_calls" in template:
             fields["tool_calls"] = [_with_parsed_arguments(call) for call in calls]
         else:
             content = "\n".join([*([content] if content else []), *map(_call_as_text, calls)])
     return PlainMessage(content, tuple(offsets), fields)
+
+
+def _calls(calls: Any, where: str) -> list[Mapping[str, Any]]:
+    if calls is None:
+        return []
+    if not isinstance(calls, list):
+        raise BadRequest("tool_calls must be a list", param=where)
+    for number, call in enumerate(calls):
+        if not isinstance(call, Mapping) or not isinstance(call.get("function") or {}, Mapping):
+            raise BadRequest("a tool call must be an object with an object 'function'", param=f"{where}[{number}]")
+    return calls
 
 
 def _texts(content: Any, where: str) -> list[str]:

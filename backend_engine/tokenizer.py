@@ -48,13 +48,20 @@ class ChatTokenizer:
     def vocab_size(self) -> int:
         return self.backend.get_vocab_size(with_added_tokens=True)
 
+    @cached_property
+    def longest_token(self) -> int:
+        """Characters in the longest token: a text of n characters has at least n over this many tokens, unless the
+        tokenizer's normalizer shortens it.
+        """
+        return max(map(len, self.backend.get_vocab(with_added_tokens=False)))
+
     @property
     def has_template(self) -> bool:
         return bool(self._template.chat_template)
 
     def encode_plain(self, text: str) -> list[int]:
         """Ids of `text` standing alone; the text of a special token is plain text, and nothing is put around it."""
-        return self._plain.encode(text, add_special_tokens=False).ids
+        return _ids(self._plain, text)
 
     def count(self, text: str) -> int:
         """Number of tokens of `encode_plain(text)`."""
@@ -79,7 +86,7 @@ class ChatTokenizer:
         swaps = Swaps(self._sentinels)
         prepared = _swapped(plain_messages(messages, template), chunks, swaps)
         text = self._render(prepared, swaps.everywhere(list(tools)) if tools else None)
-        ids, spans = swaps.restored(self._marked.encode(text, add_special_tokens=False).ids, self.encode_plain)
+        ids, spans = swaps.restored(_ids(self._marked, text), self.encode_plain)
         return Encoded(tuple(ids), tuple(spans))
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
@@ -132,6 +139,11 @@ def _swapped(messages: list[PlainMessage], chunks: Sequence[ChunkMark], swaps: S
         {**swaps.everywhere(message.fields), "content": swaps.content(message.content, sorted(marks))}
         for message, marks in zip(messages, places, strict=True)
     ]
+
+
+def _ids(tokenizer: Tokenizer, text: str) -> list[int]:
+    """The one of the library's ways that lets other threads run: `encode` stops them, for seconds on a large text."""
+    return tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
 
 
 def _read(path: Path) -> Any:

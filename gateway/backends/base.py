@@ -1,13 +1,15 @@
 """The backend's contract: what answers a prepared prompt. The echo backend is its smallest implementation."""
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
 from ...compressors.context import Score
 from ...policies import Plan, Policy
 from ...prompt import Prompt, Report, Usage
+
+_COUNTED = 1 << 18
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +130,15 @@ class Backend(ABC):
         Raises PromptsluiceError when nothing has been sent yet. After the first frame the stream's iterator raises it.
         The usage frame, last and with no choices, is among the frames exactly when `call.include_usage`.
         """
+
+
+def counted_tokens(text: str, count: Callable[[str], int]) -> int:
+    """By a tokenizer's `count`; of a text beyond `_COUNTED` characters only its beginning is counted, and scaled up.
+
+    A prompt is counted several times on its way, and a tokenizer takes a second for two or three megabytes.
+    """
+    head = text[:_COUNTED]
+    return count(text) if len(head) == len(text) else round(count(head) * len(text) / len(head))
 
 
 def estimated_tokens(text: str) -> int:

@@ -18,7 +18,7 @@ from ..edge import internal_error, log, log_failure
 from ..parameters import ChatParameters, chat_parameters
 from ..wire import ChatWriter
 from ..workers import Workers
-from .base import Answer, Backend, Call, ModelCard, Stream, estimated_tokens
+from .base import Answer, Backend, Call, ModelCard, Stream, counted_tokens, estimated_tokens
 from .deltas import as_answer, as_frames
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class EmbeddedBackend(Backend):
 
     def count_tokens(self, text: str) -> int:
         room = self._room
-        return estimated_tokens(text) if room is None else room.tokenizer.count(text)
+        return estimated_tokens(text) if room is None else counted_tokens(text, room.tokenizer.count)
 
     def scorer(self) -> Score | None:
         return lambda text: self._opened().score(text)

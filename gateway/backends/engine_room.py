@@ -24,10 +24,11 @@ from ...kv_reuse.blend import ReusePlan, Reuser
 from ...kv_reuse.selectors import make_selector
 from ...kv_reuse.store import ChunkStore
 from ...policies.schema import EmbeddedBackend, ReuseSpec
-from ...prompt import BadRequest, ConfigError, Prompt
+from ...prompt import BadRequest, ConfigError, ContextTooLong, Prompt
 
 _WINDOW = 1024  # tokens that are scored in one piece
 _OVERLAP = 64  # of these, tokens that only give context
+_NORMALIZED = 4  # characters that a normalizer (NFC, NFKC) makes one of, at most
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +71,16 @@ class EngineRoom:
         )
 
     def encode(self, prompt: Prompt, *, chunks: frozenset[int], with_tools: bool) -> Encoded:
-        """Ids of the chat; the segments `chunks` are tokenized on their own and come back as spans."""
+        """Ids of the chat; the segments `chunks` are tokenized on their own and come back as spans.
+
+        ContextTooLong for what is hopelessly long, before minutes are spent on tokenizing it.
+        """
+        fewest = prompt.chars // (self.tokenizer.longest_token * _NORMALIZED)
+        if fewest > self.limit:
+            raise ContextTooLong(
+                f"the prompt has more than {fewest} tokens, but this model takes {self.limit} with the answer",
+                param="messages",
+            )
         tools = prompt.body.get("tools") if with_tools else None
         if any(not isinstance(tool, dict) for tool in tools or ()):
             raise BadRequest("each tool must be an object", param="tools")
@@ -88,7 +98,7 @@ class EngineRoom:
 
     def score(self, text: str) -> list[TokenScore]:
         """The log-probability of each token of `text`, in windows that overlap where the text is long."""
-        encoding = self._plain.encode(text, add_special_tokens=False)
+        encoding = self._plain.encode_batch([text], add_special_tokens=False)[0]  # `encode` stops all other threads
         ids, offsets = encoding.ids, encoding.offsets
         scores: list[TokenScore] = []
         for first in range(0, len(ids), _WINDOW - _OVERLAP):

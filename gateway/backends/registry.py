@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ...policies import PolicySet
 from ...policies.schema import EmbeddedBackend, OpenAIBackend
 from ..rooms import Rooms
-from .base import Backend, estimated_tokens
+from .base import Backend, counted_tokens, estimated_tokens
 
 if TYPE_CHECKING:
     from ...backend_engine import ChatTokenizer
@@ -47,4 +47,4 @@ class _Counter:
         return ChatTokenizer(self._rooms.model_path(self._name))
 
     def count(self, text: str) -> int:
-        return self._tokenizer.count(text)
+        return counted_tokens(text, self._tokenizer.count)

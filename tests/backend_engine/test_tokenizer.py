@@ -1,6 +1,7 @@
 """Chat encoding on the real default tokenizer: transformers' ids, no injected control tokens, exact chunk borders."""
 
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +166,9 @@ def test_tool_calls_become_text_where_the_template_lacks_them(
         ([{"role": "user", "content": [{"type": "image_url"}]}], None, "messages[0].content[0]"),
         ([*user("a"), {"role": "user", "content": 5}], None, "messages[1].content"),
         ([{"role": "user", "content": [{"type": "text"}]}], None, "messages[0].content[0]"),
+        ([*user("a"), {"role": "assistant", "tool_calls": 5}], None, "messages[1].tool_calls"),
+        ([{"role": "assistant", "tool_calls": [{}, None]}], None, "messages[0].tool_calls[1]"),
+        ([{"role": "assistant", "tool_calls": [{"function": "f"}]}], None, "messages[0].tool_calls[0]"),
         (user("a"), [TOOL], "tools"),
     ],
 )  # fmt: skip
@@ -174,6 +178,29 @@ def test_what_the_model_cannot_take_is_named(
     with pytest.raises(BadRequest) as caught:
         tokenizer.encode_chat(messages, tools=tools)
     assert caught.value.param == param
+
+
+def test_other_threads_run_while_a_large_text_is_encoded(tokenizer: ChatTokenizer) -> None:
+    ticks: list[None] = []
+    over = threading.Event()
+
+    def tick() -> None:
+        while not over.wait(0.001):
+            ticks.append(None)
+
+    ticker = threading.Thread(target=tick)
+    ticker.start()
+    before = len(ticks)
+    tokenizer.count("a b " * 500_000)
+    passed = len(ticks) - before
+    over.set()
+    ticker.join()
+    assert passed > 20
+
+
+def test_a_text_has_no_fewer_tokens_than_its_longest_token_allows(tokenizer: ChatTokenizer) -> None:
+    for text in ("=" * 5_000, " " * 5_000, "\n" * 5_000, *TEXTS.values()):
+        assert tokenizer.count(text) >= len(text) / tokenizer.longest_token
 
 
 def test_a_template_that_rejects_says_why(with_tools: ChatTokenizer) -> None:

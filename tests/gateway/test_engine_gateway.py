@@ -146,6 +146,8 @@ def test_the_context_is_a_limit_and_max_tokens_a_cap(engine: Gateway) -> None:
     assert response.status_code == 400 and error["code"] == "context_length_exceeded" and error["param"] == "messages"
     streamed = engine.post({"model": MODEL, "messages": [{"role": "user", "content": "x " * 9_000}], "stream": True})
     assert streamed.status_code == 400 and streamed.json() == response.json()
+    hopeless = engine.post({"model": MODEL, "messages": [{"role": "user", "content": "x " * (4 << 20)}]})
+    assert hopeless.status_code == 400 and hopeless.json()["error"]["code"] == "context_length_exceeded"
     assert ask(engine, QUESTION, max_tokens=1 << 40, stop=["e"])["choices"][0]["finish_reason"] == "stop"
     nothing = ask(engine, QUESTION, max_tokens=0)
     assert nothing["choices"][0]["message"]["content"] == "" and nothing["choices"][0]["finish_reason"] == "length"
