@@ -31,6 +31,12 @@ class _Seen:
     first: dict[str, tuple[int, int]] = field(default_factory=dict)
     openings: dict[str, int] = field(default_factory=dict)
 
+    def add_page(self, page: list[_Paragraph], number: int) -> None:
+        """Note the paragraphs of a text that stays as it is."""
+        for at, paragraph in enumerate(page):
+            if paragraph.text is not None and paragraph.text not in self.first:
+                self.add(paragraph.text, (number, at))
+
     def add(self, text: str, place: tuple[int, int]) -> None:
         """Note a text that was not seen before."""
         self.first[text] = place
@@ -50,8 +56,9 @@ def rewrites(texts: Iterable[tuple[int, str, bool]], *, least: int) -> Mapping[i
     for key, text, open_ in texts:
         page = list(_paragraphs(text))
         pages.append(page)
-        pieces = list(_references(text, pages, seen, least if open_ else len(text) + 1))
-        if pieces:
+        if not open_:
+            seen.add_page(page, len(pages) - 1)
+        elif pieces := list(_references(text, pages, seen, least)):
             done[key] = Rewrite(tuple(pieces))
     return done
 
@@ -91,9 +98,10 @@ def _references(text: str, pages: list[list[_Paragraph]], seen: _Seen, least: in
                 seen.add(first.text, (here, at))
             at += 1
             continue
-        run = _run(pages, place, at)
+        # Ambiguous ones first: a run is only measured where it is used, or is shorter than `least`.
+        run = 0 if seen.openings[_opening(first.text)] > 1 else _run(pages, place, at)
         last = page[at + run - 1]
-        if last.end - first.start < least or seen.openings[_opening(first.text)] > 1:
+        if not run or last.end - first.start < least:
             at += 1
             continue
         yield (done, first.start)

@@ -152,6 +152,16 @@ def test_a_block_that_could_be_mistaken_is_not_replaced(
     assert tool_texts(result.prompt) == [one, two, one]
 
 
+@pytest.mark.parametrize("paragraphs", ["a\n\n" * 150_000, ("word " * 40 + "\n\n") * 20_000])
+def test_work_grows_with_the_text_and_not_with_its_square(paragraphs: str) -> None:
+    """Tens of thousands of equal paragraphs that stay: each pair compared, this would take minutes."""
+    texts = [(0, paragraphs, False), (1, paragraph(1), True), (2, paragraph(1), True)]
+    assert set(rewrites(texts, least=400)) == {2}
+    # Two that begin alike, so that no copy of either may be replaced.
+    ambiguous = f"{'word ' * 41}\n\n{'word ' * 40}\n\n" + ("word " * 40 + "\n\n") * 20_000
+    assert not rewrites([(0, ambiguous, True)], least=400)
+
+
 def test_later_turns_do_not_change_earlier_ones(context: Make, prompt_of: PromptOf, tool_texts: TextsOf) -> None:
     texts = [paragraph(1), paragraph(2), paragraph(1), paragraph(2) + "\n\n" + paragraph(1), paragraph(2)]
     results = [
