@@ -38,7 +38,8 @@ def create_app(policy_set: PolicySet, *, backends: Mapping[str, Backend] | None 
         finally:
             await sluice.close()
 
-    app = FastAPI(title="promptsluice", lifespan=lifespan, redirect_slashes=False, docs_url=None, redoc_url=None)
+    # No schema of FastAPI's making: bodies are read by our own rooms, so it would describe none of them.
+    app = FastAPI(title="promptsluice", lifespan=lifespan, redirect_slashes=False, openapi_url=None)
     for router in (routes_chat.router, routes_models.router, routes_collections.router, routes_health.router):
         app.include_router(router)
     app.add_exception_handler(PromptsluiceError, _own_error)

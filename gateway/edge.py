@@ -102,7 +102,10 @@ class Edge:
                 await exchange.fail(error)
 
     async def _read_body(self, scope: Scope, receive: Receive) -> bytes:
-        declared = dict(scope["headers"]).get(b"content-length", b"")
+        headers = dict(scope["headers"])
+        if headers.get(b"content-encoding", b"identity").strip().lower() not in (b"", b"identity"):
+            raise BadRequest("compressed request bodies are not supported; send the body without content-encoding")
+        declared = headers.get(b"content-length", b"")
         too_large = declared.isdigit() and int(declared) > self._max_body
         pieces: list[bytes] = []
         size = 0

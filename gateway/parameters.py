@@ -49,8 +49,8 @@ class ChatParameters(Body):
     @field_validator("stop", mode="before")
     @classmethod
     def _stops(cls, value: Any) -> Any:
-        stops = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
-        if isinstance(stops, tuple) and (len(stops) > MAX_STOPS or not all(stops)):
+        stops = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else ("",)
+        if len(stops) > MAX_STOPS or "" in stops:
             raise ValueError(f"must be a string or up to {MAX_STOPS} strings, none of them empty")
         return stops
 

@@ -142,6 +142,9 @@ async def dispatch(sluice: Sluice, prepared: Prepared, caller: Caller) -> Answer
     except asyncio.CancelledError:
         _finished(sluice, prepared, outcome="cancelled")
         raise
+    except Exception:
+        _finished(sluice, prepared, outcome="failed")
+        raise
 
 
 def with_account(sluice: Sluice, prepared: Prepared, reply: Answer | Stream, caller: Caller) -> Answer | Stream:
@@ -175,18 +178,20 @@ async def _accounted(sluice: Sluice, prepared: Prepared, reply: Stream, *, repor
                     _first_token(sluice, prepared)
                 if item.failed:
                     outcome = "failed"
-                    report = False
-                if not report:
-                    yield item
-                elif item.data:
-                    if held is not None:
-                        yield held
+                if held is not None and item.data:
+                    yield held
+                    held = None
+                if report and item.data and not item.failed:
                     held = item
+                else:
+                    yield item
         if held is not None:
             yield Frame(data=spliced(held.data, "promptsluice", prepared.report.to_wire()), content=held.content)
         outcome = "ok" if outcome != "failed" else outcome
-    except PromptsluiceError:
+    except Exception:
         outcome = "failed"
+        if held is not None:
+            yield held
         raise
     finally:
         _finished(sluice, prepared, outcome=outcome, usage=usage)

@@ -60,9 +60,7 @@ class Rewriter:
 
     def _done(self, messages: Any, prompt: Prompt, report: Report) -> Any:
         # The pipeline itself goes on without a step that fails, and notes it.
-        failed = [
-            f"{step.name}: {step.note}" for step in report.steps if step.note.startswith(("failed", "passed over"))
-        ]
+        failed = [f"{step.name}: {step.note}" for step in report.steps if step.note.startswith(_FAILED)]
         if failed and self._strict:
             raise PromptsluiceError(f"the policy {report.policy} was not carried out: {'; '.join(failed)}")
         last_report.set(report)

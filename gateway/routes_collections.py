@@ -52,9 +52,10 @@ class Question(Body):
 @router.post("")
 async def create(request: Request, sluice: House, caller: Known) -> Response:
     """Make an empty collection."""
-    body = read_body(await request.body(), NewCollection)
+    raw = await request.body()
 
     def job(collections: Collections) -> dict[str, Any]:
+        body = read_body(raw, NewCollection)
         collections.create(body.name, max_tokens=body.max_tokens, overlap=body.overlap)
         return _info(collections, body.name)
 
@@ -115,9 +116,13 @@ async def delete_document(sluice: House, caller: Known, name: str, id: str) -> R
 @router.post("/{name}/search")
 async def search(request: Request, sluice: House, caller: Known, name: str) -> Response:
     """The chunks nearest to a question, best first, with their scores."""
-    body = read_body(await request.body(), Question)
-    hits = await _run(sluice, lambda collections: collections.get(name).search(body.query, top_k=body.top_k))
-    return _json({"object": "list", "data": [{"object": "hit", **asdict(hit)} for hit in hits]})
+    raw = await request.body()
+
+    def job(collections: Collections) -> list[dict[str, Any]]:
+        body = read_body(raw, Question)
+        return [asdict(hit) for hit in collections.get(name).search(body.query, top_k=body.top_k)]
+
+    return _json({"object": "list", "data": [{"object": "hit", **hit} for hit in await _run(sluice, job)]})
 
 
 async def _run(sluice: Sluice, job: Callable[[Collections], T]) -> T:
@@ -137,8 +142,7 @@ def _info(collections: Collections, name: str) -> dict[str, Any]:
 
 
 def _wire(info: Any) -> dict[str, Any]:
-    fields = asdict(info)
-    return {"object": "collection", **fields, "settings": fields["settings"]}
+    return {"object": "collection", **asdict(info)}
 
 
 def _json(value: Any, *, status: int = 200) -> Response:

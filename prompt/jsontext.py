@@ -63,7 +63,7 @@ def parse(text: str, *, max_depth: int) -> Any:
         where = f"line {exc.lineno} column {exc.colno}"
         raise BadRequest(f"the body is not valid JSON: {exc.msg} at {where}", code="invalid_json") from exc
     except ValueError as exc:  # an integer with more digits than Python converts
-        raise BadRequest(f"the body is not valid JSON: {exc}", code="invalid_json") from exc
+        raise BadRequest("the body is not valid JSON: a number has too many digits", code="invalid_json") from exc
     if _SURROGATE_ESCAPE.search(text):
         _refuse_lone_surrogates(value)
     return value

@@ -75,7 +75,5 @@ def asked_from(
     """One row from the report that came with the answer."""
     if report.get("policy") != policy:
         raise PromptsluiceError(f"asked for the policy {policy!r} but the gateway reports {report.get('policy')!r}")
-    counts = {
-        name: int(report[name]) for name in ("tokens_in", "tokens_out", "cached", "reused", "recomputed", "pruned")
-    }
+    counts = {name: int(report[name]) for name in _COUNTS}
     return Asked(policy=policy, question=question, answer=answer, ttft_ms=ttft_ms, total_ms=total_ms, **counts)

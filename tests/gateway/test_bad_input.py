@@ -1,5 +1,6 @@
 """Bad input: each a clear OpenAI error object, and a server that goes on."""
 
+import gzip
 import json
 import socket
 from typing import Any
@@ -64,6 +65,8 @@ CASES: list[tuple[str, bytes, int, str | None, str | None]] = [
     ("fractional max_tokens", chat(max_completion_tokens=1.5), 400, "max_completion_tokens", "invalid_value"),
     ("five stops", chat(stop=["a"] * 5), 400, "stop", "invalid_value"),
     ("an empty stop", chat(stop=""), 400, "stop", "invalid_value"),
+    ("an object as stop", chat(stop={}), 400, "stop", "invalid_value"),
+    ("a number of 5,000 digits", chat(seed=0)[:-1] + b"1" * 5_000 + b"}", 400, None, "invalid_json"),
     ("a number as stop", chat(stop=[7]), 400, "stop[0]", "invalid_value"),
     ("two choices", chat(n=2), 400, "n", "unsupported_value"),
     ("logprobs", chat(logprobs=True), 400, "logprobs", "unsupported_value"),
@@ -175,6 +178,12 @@ def test_a_body_of_20_mib(gateway: Gateway) -> None:
     response = httpx.post(f"{gateway.url}/v1/chat/completions", content=pieces, timeout=30)
     assert response.status_code == 413 and "transfer-encoding" not in response.request.headers.get("content-length", "")
     assert gateway.post(chat()).status_code == 200
+
+
+def test_a_compressed_body_is_named(gateway: Gateway) -> None:
+    response = gateway.post(gzip.compress(chat()), **{"content-encoding": "gzip"})
+    assert response.status_code == 400 and "content-encoding" in response.json()["error"]["message"]
+    assert gateway.post(chat(), **{"content-encoding": "identity"}).status_code == 200
 
 
 def test_a_body_that_never_ends_is_cut_off(gateway: Gateway) -> None:

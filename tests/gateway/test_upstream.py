@@ -150,6 +150,8 @@ def test_an_end_without_a_finish_is_an_error_frame(gateway: Gateway, upstream: U
     upstream.answer(answers(chunk("a"), ending))
     first, error = events(gateway)
     assert first["choices"][0]["delta"]["content"] == "a" and error["error"]["type"] == "upstream_error"
+    reported = gateway.post({"model": "far", "messages": HI, "stream": True}, **{"x-promptsluice-report": "1"}).text
+    assert [json.loads(frame[6:]) for frame in reported.split("\n\n")[:-1]] == [first, error]
 
 
 def test_a_finished_answer_without_done_is_whole(gateway: Gateway, upstream: Upstream) -> None:
@@ -164,8 +166,10 @@ def test_a_finished_answer_without_done_is_whole(gateway: Gateway, upstream: Ups
 )
 def test_an_error_frame_ends_the_stream(gateway: Gateway, upstream: Upstream, data: bytes) -> None:
     upstream.answer(answers(chunk("a"), b"data: " + data + b"\n\n" + DONE))
-    _, error = events(gateway)
+    before, error = events(gateway)
     assert error["error"]["message"] == "boom"
+    reported = gateway.post({"model": "far", "messages": HI, "stream": True}, **{"x-promptsluice-report": "1"}).text
+    assert [json.loads(frame[6:]) for frame in reported.split("\n\n")[:-1]] == [before, error]
     client = openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0)
     with pytest.raises(openai.APIError, match="boom"):
         list(client.chat.completions.create(model="far", messages=HI, stream=True))  # type: ignore[call-overload]
