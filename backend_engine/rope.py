@@ -148,15 +148,6 @@ class Rope:
         """Rotate `x` [rows, heads, dim] to `positions` [rows]."""
         return rotate(x, *self.angles(positions, x.dtype))
 
-    def rotate_by(self, k: Tensor, delta: int) -> Tensor:
-        """Turn rotated keys `k` [..., dim] by `delta` positions (may be negative). Any scaling is in `k` already.
-
-        Angles are float64: the result differs from a rotation at the new place only by the float32 rounding of the two
-        positions' own angles (at most position * 6e-8 radians). `move` has no such difference.
-        """
-        cos, sin = _whole(self.inv_freq.to(torch.float64) * delta)
-        return rotate(k, cos.to(k.dtype), sin.to(k.dtype))
-
     def move(self, k: Tensor, old: Tensor, new: Tensor) -> Tensor:
         """Turn keys `k` [..., tokens, heads, dim] from positions `old` to `new` [tokens], as if rotated there first."""
         before, after = (place.to(self.inv_freq)[:, None] * self.inv_freq for place in (old, new))

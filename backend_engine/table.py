@@ -94,10 +94,6 @@ class RunningTable:
     def full(self) -> bool:
         return not self._free
 
-    @property
-    def free(self) -> int:
-        return len(self._free)
-
     def enter(self, sequence: Sequence) -> None:
         """Give a sequence a row."""
         row = sequence.row = self._free.pop()

@@ -9,7 +9,6 @@ Without either, the ids are exactly those of transformers' `apply_chat_template`
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -43,10 +42,6 @@ class ChatTokenizer:
         self._marked = _copy(self.backend)
         self._marked.add_special_tokens(sentinel_tokens())
         self._sentinels = Sentinels(self._marked, _special_texts(self.backend))
-
-    @property
-    def vocab_size(self) -> int:
-        return self.backend.get_vocab_size(with_added_tokens=True)
 
     @cached_property
     def longest_token(self) -> int:
@@ -95,15 +90,6 @@ class ChatTokenizer:
     def stream(self) -> "TokenStream":
         """A fresh incremental decoder for one generation."""
         return TokenStream(self.backend)
-
-    @cached_property
-    def _digest(self) -> str:
-        text = self.backend.to_str() + repr(self._template.chat_template)
-        return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
-
-    def fingerprint(self) -> str:
-        """Digest of vocabulary, merges, rules and chat template."""
-        return self._digest
 
     def _chat_template(self, with_tools: bool) -> str:
         if not self.has_template:

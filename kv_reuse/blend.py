@@ -43,10 +43,6 @@ class ReusePlan(NamedTuple):
     hits: tuple[SpanHit, ...]
     misses: tuple[tuple[int, ...], ...]
 
-    @property
-    def loaded_tokens(self) -> int:
-        return sum(hit.tokens for hit in self.hits)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WarmReport:

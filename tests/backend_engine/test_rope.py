@@ -51,7 +51,6 @@ def test_rotating_on_equals_rotating_there(kind: str, delta: int) -> None:
     k = torch.randn(2, 40, 3, 32)
     old = torch.stack([rope.apply(layer, positions) for layer in k])
     new = torch.stack([rope.apply(layer, positions + delta) for layer in k])
-    torch.testing.assert_close(rope.rotate_by(old, delta), new, rtol=0, atol=2e-3)
     torch.testing.assert_close(rope.move(old, positions, positions + delta), new, rtol=0, atol=5e-6)
 
 

@@ -217,13 +217,6 @@ def test_stream_never_cuts_a_character(tokenizer: ChatTokenizer) -> None:
     assert not any("�" in piece for piece in pieces)
 
 
-def test_fingerprint_is_of_vocabulary_and_template(
-    tokenizer: ChatTokenizer, with_tools: ChatTokenizer, smollm2_dir: Path
-) -> None:
-    assert tokenizer.fingerprint() == ChatTokenizer(smollm2_dir).fingerprint()
-    assert tokenizer.fingerprint() != with_tools.fingerprint()
-
-
 def test_an_unreadable_tokenizer_is_named(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{", encoding="utf-8")
     with pytest.raises(ConfigError, match="tokenizer"):
