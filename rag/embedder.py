@@ -62,7 +62,7 @@ class SentenceEmbedder:
 
         try:
             return SentenceTransformer(str(self._path), device=self._device, local_files_only=True)
-        except (OSError, ValueError) as error:
+        except Exception as error:  # the readers beneath raise nearly anything for a damaged file
             raise ModelUnavailable(f"the embedder {self._name} cannot be loaded: {error}") from error
 
     @property

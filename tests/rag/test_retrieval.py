@@ -1,11 +1,13 @@
 """Retrieval with the real embedder: the demo's ten questions find their pages; vectors are what the contract says."""
 
+import shutil
 import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 import yaml
+from promptsluice.prompt import ModelUnavailable
 from promptsluice.rag import Collections, SentenceEmbedder, documents_in
 
 ROOT = Path(__file__).parents[2]
@@ -15,6 +17,16 @@ PAGES = ROOT / "examples" / "data" / "fastapi_docs" / "en"
 @pytest.fixture(scope="module")
 def real(minilm_dir: Path) -> SentenceEmbedder:
     return SentenceEmbedder(str(minilm_dir))
+
+
+@pytest.mark.parametrize("broken", ["model.safetensors", "config.json", "tokenizer.json", "1_Pooling/config.json"])
+def test_a_damaged_embedder_is_named(minilm_dir: Path, tmp_path: Path, broken: str) -> None:
+    copy = tmp_path / "embedder"
+    shutil.copytree(minilm_dir, copy)
+    with (copy / broken).open("rb+") as file:
+        file.truncate(30)
+    with pytest.raises(ModelUnavailable, match=f"{copy} cannot be loaded"):
+        SentenceEmbedder(str(copy)).embed(["hello"])
 
 
 @pytest.mark.slow
