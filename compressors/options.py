@@ -30,7 +30,7 @@ def rate(name: str, value: Any) -> float:
     """A share of tokens to keep: above 0, at most 1."""
     number = _number(name, value)
     if not 0.0 < number <= 1.0:
-        raise BadRequest(f"{name} must be above 0 and at most 1, not {value!r}", param=name)
+        raise BadRequest(f"{name} must be above 0 and at most 1", param=name)
     return number
 
 
@@ -38,13 +38,13 @@ def share(name: str, value: Any) -> float:
     """A weight from 0 to 1."""
     number = _number(name, value)
     if not 0.0 <= number <= 1.0:
-        raise BadRequest(f"{name} must be from 0 to 1, not {value!r}", param=name)
+        raise BadRequest(f"{name} must be from 0 to 1", param=name)
     return number
 
 
 def flag(name: str, value: Any) -> bool:
     if not isinstance(value, bool):
-        raise BadRequest(f"{name} must be true or false, not {value!r}", param=name)
+        raise BadRequest(f"{name} must be true or false", param=name)
     return value
 
 
@@ -53,7 +53,7 @@ def whole(*, least: int) -> Check:
 
     def check(name: str, value: Any) -> int:
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise BadRequest(f"{name} must be a whole number of at least {least}, not {value!r}", param=name)
+            raise BadRequest(f"{name} must be a whole number of at least {least}", param=name)
         return value
 
     return check
@@ -71,13 +71,13 @@ def some_of(allowed: Collection[str]) -> Check:
 
 def _number(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise BadRequest(f"{name} must be a number, not {value!r}", param=name)
+        raise BadRequest(f"{name} must be a number", param=name)
     return float(value)
 
 
 def _names(name: str, value: Any, allowed: Collection[str]) -> Iterable[str]:
     if isinstance(value, str) or not isinstance(value, Iterable):
-        raise BadRequest(f"{name} must be a list of names, not {value!r}", param=name)
+        raise BadRequest(f"{name} must be a list of names", param=name)
     items = [str(item) for item in value]
     for item in items:
         if item not in allowed:

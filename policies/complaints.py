@@ -71,7 +71,8 @@ def _message(details: ErrorDetails, path: Path, data: Any) -> str:
         return _unknown_key(str(path[-1]), path[:-1], data)
     if kind == "literal_error" and path == ("version",):
         return "version must be 1, the only version of policy files so far"
-    text = _KINDS.get(kind) or details["msg"].removeprefix("Value error, ").replace("Input should", "must")
+    text = _KINDS.get(kind) or details["msg"].removeprefix("Value error, ")
+    text = text.replace("Input should", "must").replace("String should", "must")
     return f"{dotted(path) or 'the file'}{':' if 'needs' in text or text.startswith('kind ') else ''} {text}"
 
 

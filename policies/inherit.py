@@ -5,6 +5,8 @@ from typing import Any
 
 from .presets import PRESETS
 
+MAX_LINEAGE = 32
+
 
 def parent_of(name: str, policies: Mapping[str, Any]) -> str | None:
     """What the policy says it extends; None when it extends nothing or the field is no text."""
@@ -16,16 +18,18 @@ def parent_of(name: str, policies: Mapping[str, Any]) -> str | None:
 def lineage(name: str, policies: Mapping[str, Any]) -> tuple[list[str], str | None]:
     """The file's policies from `name` up, and the preset or unknown name at the top (None: nothing extended there).
 
-    A policy that extends its own name means the preset of that name. A cycle ends the list with its first name again.
+    A policy that extends its own name means the preset of that name. A cycle ends the list with a name that is in it
+    already; a list longer than MAX_LINEAGE is broken off.
     """
     chain = [name]
-    while True:
+    while len(chain) <= MAX_LINEAGE:
         parent = parent_of(chain[-1], policies)
         if parent is None or parent not in policies or (parent == chain[-1] and parent in PRESETS):
             return chain, parent
         chain.append(parent)
         if parent in chain[:-1]:
             return chain, None
+    return chain, None
 
 
 def merged(name: str, policies: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from .complaints import dotted, nearest
-from .inherit import lineage, parent_of
+from .inherit import MAX_LINEAGE, lineage, parent_of
 from .presets import PRESETS
 from .schema import DEFAULT_BACKEND
 from .yamltree import Path
@@ -49,7 +49,9 @@ def _extends(policies: Mapping[str, Any], names: list[str]) -> Iterator[Complain
         parent = parent_of(name, policies)
         yield from _known(parent, path, "policy", names)
         chain, _ = lineage(name, policies)
-        if chain[-1] == name and len(chain) > 1:
+        if len(chain) > MAX_LINEAGE:
+            yield path, f"policies extend each other more than {MAX_LINEAGE} times over"
+        elif chain[-1] == name and len(chain) > 1:
             yield path, f"policies extend each other in a circle: {' -> '.join(chain)}"
 
 

@@ -15,6 +15,8 @@ app = typer.Typer(help="Policy files: check them, and see what they would do.", 
 
 File = Annotated[Path, typer.Argument(help="A policy file (YAML).", show_default=False)]
 
+_LEAST_WIDTH = 80
+
 
 @app.command()
 def check(file: File) -> None:
@@ -153,6 +155,7 @@ def _show(explanation: "Explanation", counts: "TokenCounts") -> None:
             *([_preview(texts[decision.segment])] if wide else []),
         )
         table.add_row(*map(Text, cells))
+    out().width = max(out().width, _LEAST_WIDTH)  # narrower, columns would be cut
     out().print(table)
     for step in plan.steps:
         out().print(

@@ -219,3 +219,18 @@ def test_relative_paths_start_at_the_file(tmp_path: Path, monkeypatch: pytest.Mo
     assert policies.collections_root == tmp_path / "c"
     assert policies.models_cache == Path("/m")
     assert policies.kv_cache_path == tmp_path / "xdg" / "promptsluice" / "kv"
+
+
+def test_a_chain_of_thousands_of_policies_is_refused_at_once() -> None:
+    chain = [f"  p{i}: {{extends: p{i + 1}}}\n" for i in range(3000)]
+    with pytest.raises(PolicyFileError) as caught:
+        PolicySet.from_text(f"version: 1\npolicies:\n{''.join(chain)}  p3000: {{extends: off}}\n")
+    assert {problem.message for problem in caught.value.problems} == {
+        "policies extend each other more than 32 times over"
+    }
+    assert PolicySet.from_text(f"version: 1\npolicies:\n{''.join(chain[-31:])}  p3000: {{extends: off}}\n").policies
+
+
+def test_values_of_compressor_options_are_not_repeated() -> None:
+    options = "version: 1\npolicies: {p: {compress: [{use: extractive, options: {redundancy: sk-secret}}]}}"
+    assert "sk-secret" not in problems(options)[2]
