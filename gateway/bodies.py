@@ -42,5 +42,7 @@ def bad_request(error: ValidationError, *, said: Mapping[str, str] | None = None
         return BadRequest((said or {})[field], param=field, code="unsupported_value")
     if fault["type"] == "missing":
         return BadRequest(f"{param} is required", param=param, code="missing_parameter")
+    if fault["type"] in ("model_type", "model_attributes_type", "dict_type"):
+        return BadRequest(f"{param} must be an object", param=param, code="invalid_value")
     message = fault["msg"].removeprefix("Value error, ")
     return BadRequest(f"{param}: {message[0].lower()}{message[1:]}", param=param, code="invalid_value")

@@ -16,6 +16,7 @@ from .house import Sluice
 from .wire import dumps
 
 router = APIRouter(prefix="/v1/collections")
+MAX_ID = 1024  # characters of a document's id
 T = TypeVar("T")
 
 
@@ -30,7 +31,7 @@ class NewCollection(Body):
 class NewDocument(Body):
     """`markdown` null decides by the id's suffix and the text itself."""
 
-    id: str = Field(min_length=1, max_length=1024)
+    id: str = Field(min_length=1, max_length=MAX_ID)
     text: str
     metadata: dict[str, Any] = Field(default_factory=dict)
     markdown: bool | None = None
@@ -96,6 +97,8 @@ async def add_documents(request: Request, sluice: House, caller: Known, name: st
     as_file = request.headers.get("content-type", "").lower().startswith("text/")
     if as_file and not id:
         raise BadRequest("a document that is sent as text needs ?id=", param="id")
+    if as_file and len(id or "") > MAX_ID:
+        raise BadRequest(f"id must have at most {MAX_ID} characters", param="id")
     # Chunks are measured in the tokens of the first backend, so its tokenizer has to be there.
     await next(iter(sluice.backends.values())).available()
 

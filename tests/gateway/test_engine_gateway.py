@@ -212,6 +212,7 @@ def test_collections_over_http(engine: Gateway) -> None:
         ("/nope/documents", {"documents": [{"id": "a", "text": "b"}]}, 404, "collection"),
         ("/nope/documents", {"documents": []}, 400, "documents"),
         ("/nope/documents", {"documents": [{"id": "a", "text": 1}]}, 400, "documents[0].text"),
+        ("/nope/documents", {"documents": [5]}, 400, "documents[0]"),
         ("/nope/search", {"query": "x"}, 404, "collection"),
         ("/nope/search", {"query": "x", "top_k": "3"}, 400, "top_k"),
     ],
