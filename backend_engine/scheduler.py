@@ -157,6 +157,7 @@ class Scheduler:
             sequence.admitted = time.monotonic()
             sequence.cached = min(match.tokens, sequence.prompt)
             self.counts.cached_tokens += sequence.cached
+        sequence.cached = min(sequence.cached, match.tokens)  # what was evicted meanwhile is computed after all
         reuse = sequence.request.reuse
         sequence.start(match.tokens, trimmed(reuse.spans, match.tokens) if reuse else ())
         for span in sequence.spans:

@@ -138,6 +138,18 @@ def test_spans_are_written_again_after_preemption(model: LoadedModel) -> None:
     assert_idle(engine)
 
 
+def test_what_is_counted_as_cached_and_as_reused_is_disjoint_after_preemption(model: LoadedModel) -> None:
+    engine, output = tiny_engine(model, pages=20), Collected()
+    alone(engine, greedy(IDS[:30], 0))
+    engine.add(replace(greedy(IDS[:40]), reuse=Reuse(spans=garbage((5, 25)))), output)
+    engine.step()
+    urgent = Collected()
+    engine.add(greedy(random_ids(70, 7), priority=1), urgent)
+    finish(engine)
+    assert engine.stats().preemptions == 1 and urgent.tokens
+    assert (output.result.cached_tokens, output.result.reused_tokens) == (0, 20)
+
+
 @pytest.mark.parametrize(
     "places", [((20, 10), (0, 5)), ((0, 10), (5, 15)), ((95, 105),)], ids=["descending", "overlapping", "too long"]
 )
