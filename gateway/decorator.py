@@ -57,7 +57,7 @@ class _Place:
         parameters = inspect.signature(function).parameters
         found = parameters.get("messages")
         if found is None or found.kind in (found.VAR_POSITIONAL, found.VAR_KEYWORD):
-            name = getattr(function, "__qualname__", repr(function))
+            name = getattr(function, "__qualname__", type(function).__name__)  # a repr may quote prompts
             raise TypeError(f"@optimize needs a parameter called 'messages'; {name}({', '.join(parameters)}) has none")
         self.index = -1 if found.kind is found.KEYWORD_ONLY else list(parameters).index("messages")
         self.by_name = found.kind is not found.POSITIONAL_ONLY

@@ -22,7 +22,7 @@ from .edge import log_failure
 
 log = logging.getLogger("promptsluice.gateway")
 
-# Rewriting may take as long as the prefill that it is about to shorten, within these bounds.
+# Rewriting may take as long as the prefill that it is about to shorten, or as what it saves is worth, within bounds.
 _LEAST_TIME_S = 1.0
 _MOST_TIME_S = 10.0
 _BATCH = 64
@@ -129,7 +129,8 @@ class _Run:
         tools = self._tools
         made = plan(self.out.prompt, self._policy, tools.costs, count=tools.count, kv_reuse=tools.kv_reuse)
         self.out.plan = made
-        self._deadline = time.monotonic() + min(_MOST_TIME_S, max(_LEAST_TIME_S, made.prefill_ms / 1000))
+        worth_s = max(made.prefill_ms, sum(step.saved_ms for step in made.steps)) / 1000
+        self._deadline = time.monotonic() + min(_MOST_TIME_S, max(_LEAST_TIME_S, worth_s))
 
     def compress(self, step: Step) -> None:
         began = time.perf_counter()
