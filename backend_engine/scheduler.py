@@ -152,7 +152,7 @@ class Scheduler:
         self.waiting.remove(sequence)
         self._table.enter(sequence)
         insort(self.running, sequence, key=lambda other: other.rank)
-        self._table.set_pages(sequence, self._take_pages(sequence, match))
+        self._take_pages(sequence, match)
         if sequence.admitted is None:
             sequence.admitted = time.monotonic()
             sequence.cached = min(match.tokens, sequence.prompt)
@@ -173,18 +173,20 @@ class Scheduler:
     def _missing(self, sequence: Sequence, match: Match) -> int:
         return -(-sequence.length // self._pool.page_size) - len(match.pages)
 
-    def _take_pages(self, sequence: Sequence, match: Match) -> Pages:
+    def _take_pages(self, sequence: Sequence, match: Match) -> None:
         """Share a match's whole pages, copy the partly matching one, and take fresh ones for the rest."""
         held, missing = _held(match), self._missing(sequence, match)
         self._allocator.ref(held)
         self._tree.evict(missing - self._allocator.free)
         fresh = self._allocator.alloc(missing, after=int(match.pages[-1]) if len(match.pages) else -1)
+        self._table.set_pages(sequence, np.concatenate((match.pages, fresh)))  # from here on `discard` knows them
         if match.partial >= 0:
             places = torch.arange(match.partial_tokens, device=self._pool.data.device)
             size = self._pool.page_size
-            self._pool.copy(match.partial * size + places, int(fresh[0]) * size + places)
-            self._allocator.unref(held[-1:])
-        return np.concatenate((match.pages, fresh))
+            try:
+                self._pool.copy(match.partial * size + places, int(fresh[0]) * size + places)
+            finally:
+                self._allocator.unref(held[-1:])
 
     def _yield_to_priority(self) -> None:
         """Preempt what is running for a waiting request of a higher priority that has no room."""

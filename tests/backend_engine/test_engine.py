@@ -10,7 +10,7 @@ from promptsluice.backend_engine.engine import Engine
 from promptsluice.backend_engine.loader import LoadedModel, load_model
 from promptsluice.backend_engine.model import Decoder
 from promptsluice.backend_engine.sequence import Phase
-from promptsluice.backend_engine.types import GenerationRequest, SamplingParams
+from promptsluice.backend_engine.types import GenerationRequest, KVBlock, Reuse, ReusedSpan, SamplingParams
 from promptsluice.prompt.errors import BadRequest, ContextTooLong, PromptsluiceError
 
 from .driving import Collected, Reference, alone, assert_idle, finish, greedy, random_ids, tiny_engine, together
@@ -288,6 +288,29 @@ def test_a_failed_step_fails_its_requests_and_leaks_nothing(model: LoadedModel, 
     engine.add(greedy(random_ids(20, 1)), waiting)
     finish(engine)
     assert waiting.tokens == reference.greedy(random_ids(20, 1))
+
+
+@pytest.mark.parametrize("part", ["copy", "write_block"])
+def test_a_failed_admission_leaks_nothing(
+    model: LoadedModel, reference: Reference, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    engine, ids = tiny_engine(model), random_ids(30, 1)
+    alone(engine, greedy(ids[:10], 0))
+
+    def broken(*args: Any) -> None:
+        raise MemoryError("broken")
+
+    kv = KVBlock(*torch.zeros(2, 4, 5, 2, 16))
+    with monkeypatch.context() as patched:
+        patched.setattr(engine.pool, part, broken)
+        failed = Collected()
+        engine.add(greedy(ids, reuse=Reuse(spans=(ReusedSpan(20, kv),))), failed)
+        with pytest.raises(MemoryError):
+            engine.step()
+        engine.fail(PromptsluiceError("step failed"))
+    assert failed.error is not None
+    assert_idle(engine)
+    assert alone(engine, greedy(ids)).tokens == reference.greedy(ids)
 
 
 class FragileDecoder:
