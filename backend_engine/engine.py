@@ -6,6 +6,7 @@ import secrets
 import time
 from collections import Counter
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -24,6 +25,9 @@ from .scheduler import Scheduler
 from .sequence import Phase, Sequence, Sink
 from .table import Chunk, RunningTable, StepPlan
 from .types import Delta, FinishReason, GenerationRequest, Result
+
+if TYPE_CHECKING:
+    from .graphs import DecodeGraphs
 
 logger = logging.getLogger(__name__)
 
@@ -59,10 +63,13 @@ class Engine:
         decoder, spec = model.decoder, model.spec
         page_bytes = KVPool.bytes_per_token(spec, decoder.dtype) * options.page_size
         pages = options.pages or max(2, options.kv_bytes // page_bytes)
-        self.pool = KVPool(spec, pages=pages, page_size=options.page_size, dtype=decoder.dtype, device=decoder.device)
+        # The page after the last is nobody's: rows that only pad a batch write there.
+        self.pool = KVPool(
+            spec, pages=pages + 1, page_size=options.page_size, dtype=decoder.dtype, device=decoder.device
+        )
         self.allocator = PageAllocator(pages)
         self.tree = RadixTree(self.allocator, page_size=options.page_size)
-        self.max_tokens = min(spec.max_context, self.pool.slots)
+        self.max_tokens = min(spec.max_context, pages * options.page_size)
         self._table = RunningTable(
             rows=options.max_running,
             width=math.ceil(self.max_tokens / options.page_size),
@@ -72,6 +79,7 @@ class Engine:
         self._scheduler = Scheduler(
             pool=self.pool, allocator=self.allocator, tree=self.tree, table=self._table, options=options
         )
+        self._graphs = self._decode_graphs()
         self._arrivals = 0
         self._plan: StepPlan | None = None
         self._totals: Counter[str] = Counter()
@@ -133,8 +141,30 @@ class Engine:
             self._postprocess(plan, tokens)
         self._plan = None
 
+    def _decode_graphs(self) -> "DecodeGraphs | None":
+        decoder = self.model.decoder
+        if decoder.device.type != "cuda":
+            return None
+        from .graphs import DecodeGraphs
+
+        pages = self._table.mirror(spare=self.allocator.pages)
+        return DecodeGraphs(decoder, self.pool, pages, max_tokens=self.max_tokens)
+
+    def _run_single(self, graphs: "DecodeGraphs", plan: StepPlan) -> list[int]:
+        """A step of single rows, as one launch; tokens that are drawn at random are drawn after it."""
+        logits, greedy = graphs.run(*self._table.single_rows(plan))
+        count = len(plan.decodes)
+        places = list(range(count)) + [count + at for at, chunk in enumerate(plan.chunks) if chunk.draws]
+        params = self._table.sampling(plan.drawing)
+        if all(sequence.request.sampling.temperature == 0 for sequence in plan.drawing):
+            ids = greedy.tolist()
+            return [ids[place] for place in places]
+        return sample(logits[torch.tensor(places, device=logits.device)], params).tolist()
+
     def _run(self, plan: StepPlan) -> list[int]:
         """Compute the plan's rows; score prompts that ask for it; return a new token for each of `plan.drawing`."""
+        if self._graphs is not None and plan.single:
+            return self._run_single(self._graphs, plan)
         decoder = self.model.decoder
         hidden = decoder.forward(self._table.layout(plan), self.pool).hidden
         drawing, place = list(range(len(plan.decodes))), len(plan.decodes)

@@ -11,10 +11,11 @@ from torch import Tensor
 from .attention import attention_backend, default_backend
 from .attention.base import AttentionBackend
 from .batch import Narrowing, StepBatch
+from .fused import fused_ops
 from .pool import KVPool
-from .rope import Rope, rotate
+from .rope import Rope
 from .spec import ModelSpec
-from .weights import LayerWeights, Weights
+from .weights import Weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,7 @@ class Decoder:
         self.weights = weights
         self.attention = attention or attention_backend(default_backend(weights.embedding.device.type))
         self.rope = Rope(spec.rope, weights.embedding.device)
+        self._ops = fused_ops(weights.embedding.device)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -49,58 +51,49 @@ class Decoder:
         Rows that a narrowing drops write nothing from its selector's layer on: what was loaded into their slots
         stays. No value is read back from the device.
         """
-        hidden = F.embedding(batch.ids, self.weights.embedding)
+        ops, spec, weights = self._ops, self.spec, self.weights
+        heads, last = (spec.heads, spec.kv_heads), spec.layers - 1
+        residual = F.embedding(batch.ids, weights.embedding)
+        normed = F.rms_norm(residual, (spec.hidden,), weights.layers[0].input_norm, spec.norm_eps)
         cos, sin = self.rope.angles(batch.positions, self.dtype)
-        plan = self.attention.plan(batch, page_size=pool.page_size, scale=self.spec.scale)
+        plan = self.attention.plan(batch, page_size=pool.page_size, scale=spec.scale)
         recomputed = tuple(narrowing.quota for narrowing in batch.narrowings)
-        last = self.spec.layers - 1
-        for index, layer in enumerate(self.weights.layers):
-            q, k, v = self._project(layer, hidden, cos, sin)
+        for index, layer in enumerate(weights.layers):
+            k_pool, v_pool = pool.layer(index)
+            qkv = F.linear(normed, layer.qkv, layer.qkv_bias).view(batch.rows, -1, spec.head_dim)
+            norm = None if layer.qk_norm is None else (layer.qk_norm, spec.norm_eps)
             due = tuple(narrowing for narrowing in batch.narrowings if narrowing.selector.layer == index)
             if due:
-                rows, counts = _surviving(due, batch, k, v, *pool.layer(index))
+                q, k, v = ops.rotated(qkv, heads, norm, cos, sin)
+                rows, counts = _surviving(due, batch, k, v, k_pool, v_pool)
                 later = tuple(narrowing for narrowing in batch.narrowings if narrowing.selector.layer > index)
                 batch = batch.keep(rows, counts, narrowings=later)
-                hidden, q, k, v, cos, sin = (tensor[rows] for tensor in (hidden, q, k, v, cos, sin))
+                residual, q, k, v, cos, sin = (tensor[rows] for tensor in (residual, q, k, v, cos, sin))
                 if batch.rows == 0:  # a chunk of repairable rows alone, none of which is chosen
-                    return StepOutput(hidden, recomputed)
-                plan = self.attention.plan(batch, page_size=pool.page_size, scale=self.spec.scale)
-            pool.write(index, batch.slots, k, v)
+                    return StepOutput(residual, recomputed)
+                plan = self.attention.plan(batch, page_size=pool.page_size, scale=spec.scale)
+                pool.write(index, batch.slots, k, v)
+            else:
+                q = ops.rotated_into(qkv, heads, norm, cos, sin, batch.slots, k_pool, v_pool)
             if index == last and batch.logit_rows.shape[0] < batch.rows:  # nobody needs the others any more
                 rows = batch.logit_rows
                 assert not batch.narrowings, "a selector's layer must be one of the model's"
                 batch = batch.keep(rows, batch.logit_counts_host)
-                hidden, q = hidden[rows], q[rows]
-                plan = self.attention.plan(batch, page_size=pool.page_size, scale=self.spec.scale)
-            attended = plan(q, *pool.layer(index)).flatten(1)
-            hidden = self._feed_forward(layer, hidden + F.linear(attended, layer.out, layer.out_bias))
-        hidden = self._norm(hidden, self.weights.norm)
-        return StepOutput(hidden, recomputed)
+                residual, q = residual[rows], q[rows]
+                plan = self.attention.plan(batch, page_size=pool.page_size, scale=spec.scale)
+            attended = F.linear(plan(q, k_pool, v_pool).flatten(1), layer.out, layer.out_bias)
+            normed, residual = ops.add_norm(attended, residual, layer.post_norm, spec.norm_eps)
+            inner = ops.silu_mul(F.linear(normed, layer.gate_up, layer.gate_up_bias))
+            following = weights.norm if index == last else weights.layers[index + 1].input_norm
+            normed, residual = ops.add_norm(
+                F.linear(inner, layer.down, layer.down_bias), residual, following, spec.norm_eps
+            )
+        return StepOutput(normed, recomputed)
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """Next-token scores, float32 [rows, vocab], of hidden states [rows, hidden]."""
         return F.linear(hidden, self.weights.head).float()
-
-    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        return F.rms_norm(x, weight.shape[-1:], weight, self.spec.norm_eps)
-
-    def _project(self, layer: LayerWeights, hidden: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Rotated queries [rows, heads, dim], rotated keys and values [rows, kv_heads, dim]."""
-        spec = self.spec
-        fused = F.linear(self._norm(hidden, layer.input_norm), layer.qkv, layer.qkv_bias)
-        fused = fused.view(hidden.shape[0], -1, spec.head_dim)
-        turned, v = fused.split((spec.heads + spec.kv_heads, spec.kv_heads), dim=1)
-        if layer.qk_norm is not None:
-            turned = F.rms_norm(turned, (spec.head_dim,), None, spec.norm_eps) * layer.qk_norm
-        turned = rotate(turned, cos, sin)
-        q, k = turned.split((spec.heads, spec.kv_heads), dim=1)
-        return q, k, v
-
-    def _feed_forward(self, layer: LayerWeights, hidden: Tensor) -> Tensor:
-        fused = F.linear(self._norm(hidden, layer.post_norm), layer.gate_up, layer.gate_up_bias)
-        gate, up = fused.chunk(2, dim=-1)
-        return hidden + F.linear(F.silu(gate).mul_(up), layer.down, layer.down_bias)
 
 
 def _surviving(

@@ -66,6 +66,11 @@ class StepPlan:
         return [*self.decodes, *(chunk.sequence for chunk in self.chunks)]
 
     @property
+    def single(self) -> bool:
+        """Whether every sequence runs one row, its logits for drawing only: decodes, and prefills' last tokens."""
+        return all(chunk.count == 1 and not chunk.narrowed and not chunk.scored for chunk in self.chunks)
+
+    @property
     def drawing(self) -> list[Sequence]:
         """The sequences that get a new token."""
         return [*self.decodes, *(chunk.sequence for chunk in self.chunks if chunk.draws)]
@@ -78,6 +83,8 @@ class RunningTable:
         self.page_size = page_size
         self.device = device
         self.pages = np.zeros((rows, width), dtype=np.int32)
+        # On a GPU, decode reads the pages where they are; one more row is for padding, with the page after the last.
+        self.device_pages: Tensor | None = None
         self._length = np.zeros(rows, dtype=np.int64)
         self._token = np.zeros(rows, dtype=np.int64)
         self._free = list(range(rows - 1, -1, -1))
@@ -113,6 +120,23 @@ class RunningTable:
     def set_pages(self, sequence: Sequence, pages: Pages) -> None:
         sequence.pages = pages
         self.pages[sequence.row, : len(pages)] = pages
+        if self.device_pages is not None:
+            self.device_pages[sequence.row, : len(pages)] = self._tensor(pages)
+
+    def mirror(self, *, spare: int) -> Tensor:
+        """Keep the page table on the device too, int32 [rows + 1, width]; the last row names the page `spare`."""
+        rows, width = self.pages.shape
+        self.device_pages = torch.zeros((rows + 1, width), dtype=torch.int32, device=self.device)
+        self.device_pages[rows] = spare
+        return self.device_pages
+
+    def single_rows(self, plan: StepPlan) -> tuple[Tensor, Tensor, Tensor]:
+        """Ids, places in key order and table rows of a step in which every sequence runs one row; int64 on the host."""
+        owners = np.fromiter((sequence.row for sequence in plan.sequences), np.int64)
+        decoding = owners[: len(plan.decodes)]
+        places = np.concatenate([self._length[decoding] - 1, *(chunk.rows for chunk in plan.chunks)])
+        ids = np.concatenate([self._token[decoding], *(chunk.sequence.tokens[chunk.rows] for chunk in plan.chunks)])
+        return torch.from_numpy(ids), torch.from_numpy(places), torch.from_numpy(owners)
 
     def set_token(self, sequence: Sequence) -> None:
         """Note the sequence's newest token, which its next decode step runs."""

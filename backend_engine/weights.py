@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -40,6 +40,15 @@ class Weights:
     layers: tuple[LayerWeights, ...]
     norm: Tensor  # [hidden]
     head: Tensor  # [vocab, hidden]
+
+
+class WeightSource(Protocol):
+    """Where tensors come from, by their names in Hugging Face checkpoints."""
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]: ...
+
+    def get(self, name: str) -> Tensor: ...
 
 
 class SafetensorsSource:
@@ -84,7 +93,7 @@ def weight_files(directory: Path) -> list[Path]:
 
 
 def load_weights(
-    source: SafetensorsSource, spec: ModelSpec, *, dtype: torch.dtype, device: torch.device | str = "cpu"
+    source: WeightSource, spec: ModelSpec, *, dtype: torch.dtype, device: torch.device | str = "cpu"
 ) -> Weights:
     """Read, convert and fuse all weights. Raises ModelUnavailable naming the tensors that do not fit."""
     _check(source.shapes, expected_shapes(spec))

@@ -1,4 +1,4 @@
-# pyright: reportMissingParameterType=false
+# pyright: reportMissingParameterType=false, reportArgumentType=false, reportPossiblyUnboundVariable=false
 """The Triton kernels of attention over paged KV. Arguments are tensors or numbers as Triton passes them, untyped.
 
 A tile is some rows of one request, each with all query heads of one key/value group, so that keys and values are read
@@ -39,26 +39,21 @@ def attend(
     top = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
     acc = tl.zeros((BLOCK_M, DIM_PAD), tl.float32)
-    n = tl.arange(0, BLOCK_N)
-    for at in range(begin, end, BLOCK_N):
-        key = at + n
-        in_keys = key < end
-        page = tl.load(table + request * table_row + key // PAGE, mask=in_keys, other=0)
-        slot = page.to(tl.int64) * PAGE + key % PAGE
-        place = slot[:, None] * kv_slot + kv_head * kv_head_stride + d[None, :]
-        wanted = in_keys[:, None] & in_dim[None, :]
-        keys = tl.load(k + place, mask=wanted, other=0.0)
-        scores = tl.dot(query, tl.trans(keys), input_precision="ieee") * scale_log2
-        scores = tl.where(in_keys[None, :] & (key[None, :] < seen[:, None]), scores, float("-inf"))
-        fresh = tl.maximum(top, tl.max(scores, 1))
-        # A row that has seen no key yet keeps -inf; subtracting it would give NaN.
-        base = tl.where(fresh == float("-inf"), 0.0, fresh)
-        weight = tl.exp2(scores - base[:, None])
-        shrink = tl.exp2(top - base)
-        total = total * shrink + tl.sum(weight, 1)
-        values = tl.load(v + place, mask=wanted, other=0.0)
-        acc = acc * shrink[:, None] + tl.dot(weight.to(values.dtype), values, input_precision="ieee")
-        top = fresh
+    # Keys that every live row sees need no mask; causal prefill has few blocks that do.
+    least = tl.min(tl.where(live, seen, most), 0)
+    plain = tl.maximum(begin, tl.minimum(end, least) // BLOCK_N * BLOCK_N)
+    row_table = table + request * table_row
+    head_k, head_v = k + kv_head * kv_head_stride, v + kv_head * kv_head_stride
+    for at in range(begin, plain, BLOCK_N):
+        top, total, acc = _block(
+            query, top, total, acc, at, end, seen, row_table, head_k, head_v, kv_slot, scale_log2,
+            DIM, DIM_PAD, PAGE, BLOCK_N, False,
+        )  # fmt: skip
+    for at in range(plain, end, BLOCK_N):
+        top, total, acc = _block(
+            query, top, total, acc, at, end, seen, row_table, head_k, head_v, kv_slot, scale_log2,
+            DIM, DIM_PAD, PAGE, BLOCK_N, True,
+        )  # fmt: skip
     scaled = acc / tl.where(total == 0.0, 1.0, total)[:, None]
     target = row[:, None].to(tl.int64) * (HEADS * DIM) + head[:, None] * DIM + d[None, :]
     if SPLITS == 1:
@@ -68,6 +63,43 @@ def attend(
         tl.store(part + offset * (HEADS * DIM) + target, scaled, mask=live[:, None] & in_dim[None, :])
         base = tl.where(total == 0.0, float("-inf"), top + tl.log2(tl.where(total == 0.0, 1.0, total)))
         tl.store(lse + (offset + row) * HEADS + head, base, mask=live)
+
+
+@triton.jit
+def _block(
+    query, top, total, acc, at, end, seen, table, k, v, kv_slot, scale_log2,
+    DIM: tl.constexpr, DIM_PAD: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """One block of keys: the running maximum, denominator and weighted sum of values with it."""
+    key = at + tl.arange(0, BLOCK_N)
+    d = tl.arange(0, DIM_PAD)
+    if MASKED:
+        in_keys = key < end
+        page = tl.load(table + key // PAGE, mask=in_keys, other=0)
+    else:
+        page = tl.load(table + key // PAGE)
+    place = (page.to(tl.int64) * PAGE + key % PAGE)[:, None] * kv_slot + d[None, :]
+    if MASKED:
+        wanted = in_keys[:, None] & (d < DIM)[None, :]
+        keys = tl.load(k + place, mask=wanted, other=0.0)
+        values = tl.load(v + place, mask=wanted, other=0.0)
+    elif DIM == DIM_PAD:
+        keys = tl.load(k + place)
+        values = tl.load(v + place)
+    else:
+        keys = tl.load(k + place, mask=(d < DIM)[None, :], other=0.0)
+        values = tl.load(v + place, mask=(d < DIM)[None, :], other=0.0)
+    scores = tl.dot(query, tl.trans(keys), input_precision="ieee") * scale_log2
+    if MASKED:
+        scores = tl.where(in_keys[None, :] & (key[None, :] < seen[:, None]), scores, float("-inf"))
+    fresh = tl.maximum(top, tl.max(scores, 1))
+    # A row that has seen no key yet keeps -inf; subtracting it would give NaN.
+    base = tl.where(fresh == float("-inf"), 0.0, fresh) if MASKED else fresh
+    weight = tl.exp2(scores - base[:, None])
+    shrink = tl.exp2(top - base)
+    total = total * shrink + tl.sum(weight, 1)
+    acc = acc * shrink[:, None] + tl.dot(weight.to(values.dtype), values, input_precision="ieee")
+    return fresh, total, acc
 
 
 @triton.jit

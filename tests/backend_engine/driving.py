@@ -13,6 +13,9 @@ from promptsluice.backend_engine.types import Delta, GenerationRequest, Result, 
 from promptsluice.prompt.errors import PromptsluiceError
 from transformers import AutoModelForCausalLM
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+"""Where engines run in tests: on a GPU machine the same tests go through graphs and kernels."""
+
 
 @dataclass
 class Collected:

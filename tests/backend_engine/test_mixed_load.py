@@ -12,7 +12,7 @@ from promptsluice.backend_engine.sequence import Sequence
 from promptsluice.backend_engine.types import GenerationRequest, KVBlock, Reuse, ReusedSpan, SamplingParams
 from torch import Tensor
 
-from .driving import Collected, alone, assert_idle, random_ids, tiny_engine
+from .driving import DEVICE, Collected, alone, assert_idle, random_ids, tiny_engine
 
 REQUESTS = 500
 
@@ -78,7 +78,7 @@ class Load:
 
 @pytest.fixture(scope="module")
 def model(tiny_llama_dir: Path) -> LoadedModel:
-    return load_model(tiny_llama_dir)
+    return load_model(tiny_llama_dir, dtype="float32", device=DEVICE)
 
 
 def check_counts(engine: Engine) -> None:

@@ -11,7 +11,7 @@ from promptsluice.backend_engine.types import GenerationRequest, KVBlock, Reuse,
 from promptsluice.prompt.errors import BadRequest
 from torch import Tensor
 
-from .driving import Collected, Reference, alone, assert_idle, finish, greedy, random_ids, tiny_engine, together
+from .driving import DEVICE, Collected, Reference, alone, assert_idle, finish, greedy, random_ids, tiny_engine, together
 
 IDS = random_ids(100, 11)
 
@@ -29,7 +29,7 @@ class FirstRows:
 
 @pytest.fixture(scope="module")
 def model(tiny_llama_dir: Path) -> LoadedModel:
-    return load_model(tiny_llama_dir)
+    return load_model(tiny_llama_dir, dtype="float32", device=DEVICE)
 
 
 @pytest.fixture(scope="module")
@@ -56,8 +56,8 @@ def test_kept_kv_equals_transformers(model: LoadedModel, tiny_llama_dir: Path) -
     kv = captured(tiny_engine(model, step_tokens=32), IDS)
     for layer in range(4):
         keys, values = cache.layers[layer].keys[0], cache.layers[layer].values[0]
-        torch.testing.assert_close(kv.k[layer].transpose(0, 1), keys, rtol=0, atol=1e-4)
-        torch.testing.assert_close(kv.v[layer].transpose(0, 1), values, rtol=0, atol=1e-4)
+        torch.testing.assert_close(kv.k[layer].cpu().transpose(0, 1), keys, rtol=0, atol=1e-4)
+        torch.testing.assert_close(kv.v[layer].cpu().transpose(0, 1), values, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("step_tokens", [16, 128])

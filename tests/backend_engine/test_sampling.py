@@ -138,8 +138,9 @@ def test_greedy_takes_the_largest_logit_whatever_the_filters() -> None:
 @pytest.mark.parametrize("vocab", [100, 2 * CANDIDATES])
 def test_the_narrowest_filters_leave_the_likeliest_token(vocab: int) -> None:
     logits = torch.randn(20, vocab)
-    for filters in ({"top_k": 1}, {"top_p": 1e-50}, {"min_p": 1.0}, {"top_p": 1e-50, "min_p": 1.0, "top_k": 5}):
-        assert sample(logits, _params(20, **filters)).tolist() == logits.argmax(-1).tolist()
+    for top_k, top_p, min_p in ((1, 1.0, 0.0), (0, 1e-50, 0.0), (0, 1.0, 1.0), (5, 1e-50, 1.0)):
+        params = _params(20, top_k=top_k, top_p=top_p, min_p=min_p)
+        assert sample(logits, params).tolist() == logits.argmax(-1).tolist()
 
 
 def test_tokens_with_no_probability_are_never_drawn() -> None:

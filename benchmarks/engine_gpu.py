@@ -1,0 +1,205 @@
+"""The embedded engine on a GPU: decode time a step, prefill rate and time to first token, beside the card's floor.
+
+Run: python benchmarks/engine_gpu.py --shape llama-8b|qwen-0.5b [--batches 1,8,64,256]
+
+Weights are random bfloat16 of the real shape, so texts mean nothing and speed is real. Decode: every request has 512
+tokens in and 128 out, greedy; the figure is the median step after all were prefilled. The floor of a step is the bytes
+of weights and of keys and values over the measured copy rate; the floor of a prefill its operations over the measured
+product rate.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from promptsluice.backend_engine.engine import Engine
+from promptsluice.backend_engine.loader import LoadedModel
+from promptsluice.backend_engine.model import Decoder
+from promptsluice.backend_engine.options import EngineOptions
+from promptsluice.backend_engine.spec import ModelSpec, spec_from_config
+from promptsluice.backend_engine.types import Delta, GenerationRequest, Result, SamplingParams
+from promptsluice.backend_engine.weights import expected_shapes, load_weights
+from promptsluice.prompt import PromptsluiceError
+from rich.console import Console
+from rich.table import Table
+
+SHAPES = {
+    "llama-8b": {
+        "architectures": ["LlamaForCausalLM"],
+        "vocab_size": 128256,
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "rms_norm_eps": 1e-5,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0},
+        "max_position_embeddings": 32768,
+        "tie_word_embeddings": False,
+        "hidden_act": "silu",
+    },
+    "qwen-0.5b": {
+        "architectures": ["Qwen2ForCausalLM"],
+        "vocab_size": 151936,
+        "hidden_size": 896,
+        "intermediate_size": 4864,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 14,
+        "num_key_value_heads": 2,
+        "head_dim": 64,
+        "rms_norm_eps": 1e-6,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0},
+        "max_position_embeddings": 32768,
+        "tie_word_embeddings": True,
+        "hidden_act": "silu",
+    },
+}
+PROMPT, OUTPUT = 512, 128
+
+
+@dataclass
+class RandomWeights:
+    """Random tensors of a model's shapes, made on the device."""
+
+    spec: ModelSpec
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return expected_shapes(self.spec)
+
+    def get(self, name: str) -> torch.Tensor:
+        shape = self.shapes[name]
+        if len(shape) == 1:
+            return torch.ones(shape, device="cuda")
+        return torch.randn(shape, device="cuda", dtype=torch.bfloat16) * 0.02
+
+
+@dataclass
+class Sink:
+    """Counts what a request produced, and when its first token came."""
+
+    tokens: int = 0
+    first: float | None = None
+    result: Result | None = None
+    errors: list[str] = field(default_factory=list)
+
+    def delta(self, delta: Delta) -> None:
+        if delta.token_ids and self.first is None:
+            self.first = time.perf_counter()
+        self.tokens += len(delta.token_ids)
+
+    def done(self, result: Result) -> None:
+        self.result = result
+
+    def failed(self, error: PromptsluiceError) -> None:
+        self.errors.append(error.message)
+
+
+def random_ids(count: int, spec: ModelSpec) -> list[int]:
+    return torch.randint(3, spec.vocab, (count,)).tolist()
+
+
+def request(ids: list[int], tokens: int) -> GenerationRequest:
+    return GenerationRequest(ids=ids, sampling=SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True))
+
+
+def drained(engine: Engine, sinks: list[Sink]) -> None:
+    while engine.has_work:
+        engine.step()
+    problems = [error for sink in sinks for error in sink.errors]
+    if problems:
+        raise SystemExit(problems[0])
+
+
+def decode_ms(engine: Engine, batch: int) -> float:
+    """Median milliseconds of a decode step with `batch` requests running."""
+    sinks = [Sink() for _ in range(batch)]
+    for sink in sinks:
+        engine.add(request(random_ids(PROMPT, engine.model.spec), OUTPUT), sink)
+    while any(sink.first is None for sink in sinks):
+        engine.step()
+    times = []
+    while all(sink.result is None for sink in sinks):
+        began = time.perf_counter()
+        engine.step()
+        times.append(time.perf_counter() - began)
+    drained(engine, sinks)
+    return statistics.median(times) * 1e3
+
+
+def ttft_ms(engine: Engine, ids: list[int]) -> float:
+    sink = Sink()
+    began = time.perf_counter()
+    engine.add(request(ids, 2), sink)
+    drained(engine, [sink])
+    assert sink.first is not None, "no token came"
+    return (sink.first - began) * 1e3
+
+
+def ceilings() -> tuple[float, float]:
+    """(bytes per second of a copy, operations per second of a bfloat16 product)."""
+    from triton.testing import do_bench
+
+    source, target = torch.randn(1 << 29, device="cuda"), torch.empty(1 << 29, device="cuda")
+    copy = do_bench(lambda: target.copy_(source), return_mode="median")
+    a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    product = do_bench(lambda: a @ b, return_mode="median")
+    assert isinstance(copy, float) and isinstance(product, float)
+    return 2 * source.nbytes / copy * 1e3, 2 * 8192**3 / product * 1e3
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", choices=SHAPES, default="llama-8b")
+    parser.add_argument("--batches", default="1,8,64,256")
+    parser.add_argument("--prompts", default="2048,8192,16000")
+    options = parser.parse_args()
+    spec = spec_from_config(SHAPES[options.shape])
+    copy, product = ceilings()
+    torch.manual_seed(0)
+    weights = load_weights(RandomWeights(spec), spec, dtype=torch.bfloat16, device="cuda")
+    model = LoadedModel(spec=spec, decoder=Decoder(spec, weights), tokenizer=None, fingerprint="random")
+    matrices = sum(
+        layer.qkv.numel() + layer.out.numel() + layer.gate_up.numel() + layer.down.numel() for layer in weights.layers
+    )
+    weight_bytes = 2 * (matrices + weights.head.numel())
+    kv_bytes = 4 * spec.layers * spec.kv_heads * spec.head_dim
+    batches = [int(batch) for batch in options.batches.split(",")]
+    engine = Engine(
+        model, options=EngineOptions(kv_bytes=48 << 30, step_tokens=8192, max_running=max(batches), page_size=16)
+    )
+    console = Console(width=120)
+    console.print(
+        f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {options.shape}: copy {copy / 1e12:.2f} TB/s, "
+        f"product {product / 1e12:.0f} TFLOP/s"
+    )
+    table = Table("decode batch", "ms a step", "floor ms", "of floor", "tokens/s")
+    decode_ms(engine, 1)
+    for batch in batches:
+        decode_ms(engine, batch)
+        ms = decode_ms(engine, batch)
+        floor = (weight_bytes + batch * kv_bytes * (PROMPT + OUTPUT / 2)) / copy * 1e3
+        table.add_row(f"{batch}", f"{ms:.2f}", f"{floor:.2f}", f"{floor / ms:.0%}", f"{batch / ms * 1e3:,.0f}")
+    console.print(table)
+    table = Table("prompt", "TTFT ms", "cached ms", "floor ms", "of floor", "prefill tokens/s")
+    for tokens in (int(text) for text in options.prompts.split(",")):
+        cold, warm = [], []
+        for _ in range(4):
+            ids = random_ids(tokens, spec)
+            cold.append(ttft_ms(engine, ids))
+            warm.append(ttft_ms(engine, ids))
+        operations = 2 * matrices * tokens + 2 * spec.layers * spec.heads * spec.head_dim * tokens**2
+        ms, floor = statistics.median(cold[1:]), operations / product * 1e3
+        table.add_row(
+            f"{tokens}", f"{ms:.1f}", f"{statistics.median(warm[1:]):.1f}", f"{floor:.1f}", f"{floor / ms:.0%}",
+            f"{tokens / ms * 1e3:,.0f}",
+        )  # fmt: skip
+    console.print(table)
+
+
+if __name__ == "__main__":
+    main()
