@@ -10,6 +10,7 @@ from typing import Any
 
 from ..prompt.errors import BadRequest
 
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 TEXT_PARTS = {"text": "text", "refusal": "refusal"}  # part type to the key of its text
 
 
@@ -52,9 +53,16 @@ def _plain(message: Mapping[str, Any], index: int, template: str) -> PlainMessag
         offsets.append(offset)
         offset += len(text) + 1
     fields = {key: value for key, value in message.items() if key != "content"}
+    if fields.get("role") not in ROLES and str(fields.get("role")) not in template:
+        raise BadRequest(
+            f"role must be one of {', '.join(ROLES)}, not {fields.get('role')!r}", param=f"messages[{index}].role"
+        )
     if fields.get("role") == "developer" and "developer" not in template:
         fields["role"] = "system"
-    if calls := _calls(fields.pop("tool_calls", None), f"messages[{index}].tool_calls"):
+    calls = _calls(fields.pop("tool_calls", None), f"messages[{index}].tool_calls")
+    if (legacy := fields.pop("function_call", None)) is not None:  # the one call of the API before tools
+        calls = [*calls, *_calls([{"type": "function", "function": legacy}], f"messages[{index}].function_call")]
+    if calls:
         if "tool_calls" in template:
             fields["tool_calls"] = [_with_parsed_arguments(call) for call in calls]
         else:

@@ -13,14 +13,14 @@ from .wire import dumps
 router = APIRouter()
 
 
-@router.get("/healthz")
+@router.api_route("/healthz", methods=["GET", "HEAD"])
 async def healthz(sluice: House) -> Response:
     """200 while the server lives; 503 when an engine hangs, which only a restart mends."""
     ok = sluice.healthy()
     return Response(dumps({"status": "ok" if ok else "hung"}), 200 if ok else 503, media_type="application/json")
 
 
-@router.get("/readyz")
+@router.api_route("/readyz", methods=["GET", "HEAD"])
 async def readyz(sluice: House) -> Response:
     """200 when every backend can answer; else 503 with the reason for each that cannot."""
     reasons = sluice.not_ready()

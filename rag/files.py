@@ -8,7 +8,8 @@ from pathlib import Path
 
 from ..prompt import PromptsluiceError, StorageFull
 
-DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+# A file-size limit of the process (EFBIG) is met in the same way as a full disk.
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 Write = Callable[[Path, bytes], None]
 
 
@@ -56,5 +57,5 @@ def damaged(path: Path, what: str) -> PromptsluiceError:
 def disk_error(error: OSError, where: Path) -> PromptsluiceError:
     """Our error for an OSError met while writing."""
     if error.errno in DISK_FULL:
-        return StorageFull(f"the disk of {where} is full; the collection is as it was before")
-    return PromptsluiceError(f"{where} cannot be written: {error.strerror}", code="storage_error")
+        return StorageFull(f"the disk is full ({error.strerror}); {where.name} is as it was before")
+    return PromptsluiceError(f"{where.name} cannot be written: {error.strerror}", code="storage_error")

@@ -156,6 +156,8 @@ def test_tool_calls_become_text_where_the_template_lacks_them(
     ]
     shown = json.dumps({"name": "now", "arguments": {"zone": "UTC"}})
     assert f"assistant\n{shown}\ntool\n12:00\n" in tokenizer.decode(tokenizer.encode_chat(messages).ids)
+    legacy = [messages[0], {"role": "assistant", "content": None, "function_call": call["function"]}, messages[2]]
+    assert tokenizer.encode_chat(legacy) == tokenizer.encode_chat(messages)
     assert 'assistant\n{"zone": "UTC"}' in with_tools.decode(with_tools.encode_chat(messages).ids)
     assert '"description": "The time"' in with_tools.decode(with_tools.encode_chat(messages, tools=[TOOL]).ids)
 
@@ -169,6 +171,8 @@ def test_tool_calls_become_text_where_the_template_lacks_them(
         ([*user("a"), {"role": "assistant", "tool_calls": 5}], None, "messages[1].tool_calls"),
         ([{"role": "assistant", "tool_calls": [{}, None]}], None, "messages[0].tool_calls[1]"),
         ([{"role": "assistant", "tool_calls": [{"function": "f"}]}], None, "messages[0].tool_calls[0]"),
+        ([{"role": "assistant", "function_call": "f"}], None, "messages[0].function_call[0]"),
+        ([*user("a"), {"role": "alien", "content": "b"}], None, "messages[1].role"),
         (user("a"), [TOOL], "tools"),
     ],
 )  # fmt: skip

@@ -197,6 +197,7 @@ def test_api_keys(own_gateway: Any) -> None:
     assert gateway.post(body, authorization="Bearer key-one").status_code == 200
     assert gateway.post(body, **{"x-api-key": "key-one"}).status_code == 200
     assert httpx.get(f"{gateway.url}/healthz").status_code == 200
+    assert httpx.head(f"{gateway.url}/readyz").status_code == 200
 
 
 async def test_silence_is_filled_with_comments() -> None:
