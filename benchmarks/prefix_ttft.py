@@ -60,7 +60,9 @@ def ask(client: OpenAI, model: str, text: str) -> tuple[float, int, int]:
         stream_options={"include_usage": True},
     )
     for chunk in stream:
-        if chunk.choices and chunk.choices[0].delta.content and first is None:
+        choice = chunk.choices[0] if chunk.choices else None
+        # An answer may end with its first token, which then has no text.
+        if choice and first is None and (choice.delta.content or choice.finish_reason):
             first = time.perf_counter() - began
         usage = chunk.usage or usage
     if first is None or usage is None or usage.prompt_tokens_details is None:

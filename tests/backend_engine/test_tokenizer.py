@@ -209,7 +209,7 @@ def test_a_text_has_no_fewer_tokens_than_its_longest_token_allows(tokenizer: Cha
 
 def test_a_template_that_rejects_says_why(with_tools: ChatTokenizer) -> None:
     with pytest.raises(BadRequest, match="no such role") as caught:
-        with_tools.encode_chat([{"role": "critic", "content": "x"}])
+        with_tools.encode_chat([{"role": "function", "content": "x"}])
     assert caught.value.param == "messages"
 
 
