@@ -98,7 +98,7 @@ def main() -> None:
     for name, values, hits in (("first", firsts, 0), ("second", seconds, statistics.median(cached))):
         row = [f"{1000 * value:.0f}" for value in (statistics.median(values), min(values), max(values))]
         table.add_row(name, *row, f"{hits:.0f} of {statistics.median(sizes):.0f}")
-    console = Console()
+    console = Console(width=120)
     console.print(table)
     ratio = statistics.median(firsts) / statistics.median(seconds)
     console.print(f"the second is {ratio:.1f} times as fast to its first token as the first")

@@ -184,7 +184,7 @@ def main() -> None:
     options = parser.parse_args()
     # Must be set before torch is loaded: threads that spin while they wait steal time on a shared machine.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    run(options, Console())
+    run(options, Console(width=120))
 
 
 def run(options: argparse.Namespace, console: Console) -> None:
