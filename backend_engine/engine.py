@@ -5,8 +5,8 @@ import math
 import secrets
 import time
 from collections import Counter
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -23,11 +23,9 @@ from .radix import RadixTree
 from .sampling import sample
 from .scheduler import Scheduler
 from .sequence import Phase, Sequence, Sink
+from .steps import Launched, SingleRowSteps
 from .table import Chunk, RunningTable, StepPlan
 from .types import Delta, FinishReason, GenerationRequest, Result
-
-if TYPE_CHECKING:
-    from .graphs import DecodeGraphs
 
 logger = logging.getLogger(__name__)
 
@@ -54,10 +52,26 @@ class EngineStats:
     generated_tokens: int = 0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Flight:
+    """A step that the device runs for `sequences`, one row each, while the host is busy with the one before."""
+
+    graphs: SingleRowSteps
+    sequences: list[Sequence]
+    launched: Launched
+
+
 class Engine:
     """Runs requests on a model. All methods but `prepare` belong to one thread."""
 
-    def __init__(self, model: LoadedModel, *, options: EngineOptions | None = None) -> None:
+    def __init__(
+        self,
+        model: LoadedModel,
+        *,
+        options: EngineOptions | None = None,
+        single_rows: Callable[..., SingleRowSteps] | None = None,
+    ) -> None:
+        """`single_rows` makes what runs steps of one row a request: by default CUDA graphs, on a GPU."""
         self.model = model
         self.options = options = options or EngineOptions()
         decoder, spec = model.decoder, model.spec
@@ -79,9 +93,15 @@ class Engine:
         self._scheduler = Scheduler(
             pool=self.pool, allocator=self.allocator, tree=self.tree, table=self._table, options=options
         )
-        self._graphs = self._decode_graphs()
+        self._graphs: SingleRowSteps | None = None
+        if single_rows is None and decoder.device.type == "cuda":
+            from .graphs import DecodeGraphs as single_rows
+        if single_rows is not None:
+            mirror = self._table.mirror(spare=pages)
+            self._graphs = single_rows(decoder, self.pool, mirror, max_tokens=self.max_tokens)
         self._arrivals = 0
         self._plan: StepPlan | None = None
+        self._flight: _Flight | None = None
         self._totals: Counter[str] = Counter()
 
     @property
@@ -134,37 +154,35 @@ class Engine:
     @torch.inference_mode()
     def step(self) -> None:
         """Run one step of all that can run. On an exception, call `fail`."""
+        flight, self._flight = self._flight, None
+        if flight is not None and any(sequence.phase is Phase.DECODE for sequence in flight.sequences):
+            self._land(flight, StepPlan(decodes=flight.sequences))
+            return
         self._plan = None
         plan = self._plan = self._scheduler.schedule()
-        if plan.sequences:
-            tokens = self._run(plan)
-            self._postprocess(plan, tokens)
+        if self._graphs is not None and plan.greedy:
+            self._table.refresh()
+            launched = self._graphs.run(*self._table.single_rows(plan))
+            self._land(_Flight(graphs=self._graphs, sequences=plan.sequences, launched=launched), plan)
+        elif plan.sequences:
+            self._postprocess(plan, self._run(plan))
         self._plan = None
 
-    def _decode_graphs(self) -> "DecodeGraphs | None":
-        decoder = self.model.decoder
-        if decoder.device.type != "cuda":
-            return None
-        from .graphs import DecodeGraphs
-
-        pages = self._table.mirror(spare=self.allocator.pages)
-        return DecodeGraphs(decoder, self.pool, pages, max_tokens=self.max_tokens)
-
-    def _run_single(self, graphs: "DecodeGraphs", plan: StepPlan) -> list[int]:
-        """A step of single rows, as one launch; tokens that are drawn at random are drawn after it."""
-        logits, greedy = graphs.run(*self._table.single_rows(plan))
-        count = len(plan.decodes)
-        places = list(range(count)) + [count + at for at, chunk in enumerate(plan.chunks) if chunk.draws]
-        params = self._table.sampling(plan.drawing)
-        if all(sequence.request.sampling.temperature == 0 for sequence in plan.drawing):
-            ids = greedy.tolist()
-            return [ids[place] for place in places]
-        return sample(logits[torch.tensor(places, device=logits.device)], params).tolist()
+    def _land(self, flight: "_Flight", plan: StepPlan) -> None:
+        """Take a launched step's tokens in, while the device already runs the next one if nothing can change for it."""
+        self._plan = plan
+        if self._scheduler.run_ahead(flight.sequences):
+            self._table.refresh()
+            self._flight = replace(flight, launched=flight.graphs.again(flight.launched))
+        self._postprocess(plan, flight.launched.greedy())
+        self._plan = None
 
     def _run(self, plan: StepPlan) -> list[int]:
         """Compute the plan's rows; score prompts that ask for it; return a new token for each of `plan.drawing`."""
         if self._graphs is not None and plan.single:
-            return self._run_single(self._graphs, plan)
+            self._table.refresh()
+            launched = self._graphs.run(*self._table.single_rows(plan))
+            return sample(launched.logits, self._table.sampling(plan.drawing)).tolist()
         decoder = self.model.decoder
         hidden = decoder.forward(self._table.layout(plan), self.pool).hidden
         drawing, place = list(range(len(plan.decodes))), len(plan.decodes)
@@ -196,6 +214,8 @@ class Engine:
             if chunk.last:
                 self._prefilled(chunk.sequence)
         for sequence, token in zip(plan.drawing, tokens, strict=True):
+            if sequence.phase is Phase.DONE:
+                continue  # it ended while this step was already running
             try:
                 self._accept(sequence, token)
             except Exception as error:  # noqa: BLE001 - logged where the request is given up
@@ -265,7 +285,7 @@ class Engine:
         """After a step that raised: give up the requests that it ran, with `error`, and free all they held."""
         # Without a plan it was the scheduling that failed: then what runs, or what could not be admitted, is to blame.
         affected = self._plan.sequences if self._plan else self._scheduler.running or self._scheduler.waiting[:1]
-        self._plan = None
+        self._plan = self._flight = None
         for sequence in list(affected):
             if sequence.phase is not Phase.DONE:
                 self._give_up(sequence, error)

@@ -14,6 +14,7 @@ from torch import Tensor
 from .batch import StepBatch
 from .model import Decoder
 from .pool import KVPool
+from .steps import Launched
 
 LADDER = (1, 2, 4, 8, 12, 16, *range(24, 65, 8), *range(80, 257, 16), *range(288, 513, 32))
 _WARM_UPS = 2
@@ -26,8 +27,23 @@ class _Captured:
     greedy: Tensor  # [size] int64
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Replayed:
+    """See steps.Launched."""
+
+    size: int
+    count: int
+    logits: Tensor
+    drawn: Tensor
+    done: torch.cuda.Event
+
+    def greedy(self) -> list[int]:
+        self.done.synchronize()
+        return self.drawn.tolist()
+
+
 class DecodeGraphs:
-    """Captures and replays.
+    """See steps.SingleRowSteps.
 
     `pages` is the running table's [rows + 1, width] int32, whose last row names a spare page.
     """
@@ -43,17 +59,14 @@ class DecodeGraphs:
         self._host = torch.zeros(3, most, dtype=torch.int64, pin_memory=True)
         self._inputs = torch.zeros(3, most, dtype=torch.int64, device=pages.device)
         self._sent = torch.cuda.Event()
+        # Two, because a step is read while the next one runs.
+        self._drawn = [torch.zeros(most, dtype=torch.int64, pin_memory=True) for _ in range(2)]
         # Large sizes first: the memory that they work in serves the smaller ones too.
         self._captured = {size: self._capture(size) for size in reversed(self._sizes)}
 
-    def run(self, ids: Tensor, places: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Decode one token for each of B requests; all arguments are int64 [B] on the host.
-
-        Returns the logits [B, vocab] and the likeliest ids [B], on the device; the next call overwrites both.
-        """
+    def run(self, ids: Tensor, places: Tensor, rows: Tensor) -> Launched:
         count = ids.shape[0]
         size = self._sizes[bisect_left(self._sizes, count)]
-        captured = self._captured[size]
         self._sent.synchronize()  # the last step's numbers must have left the pinned memory
         self._host[0, :count] = ids
         self._host[1, :count] = places
@@ -61,8 +74,23 @@ class DecodeGraphs:
         self._pad(count, size)
         self._inputs.copy_(self._host, non_blocking=True)
         self._sent.record()
+        return self._launched(size, count)
+
+    def again(self, last: Launched) -> Launched:
+        assert isinstance(last, _Replayed), last
+        self._inputs[0, : last.count].copy_(self._captured[last.size].greedy[: last.count])
+        self._inputs[1, : last.count] += 1
+        return self._launched(last.size, last.count)
+
+    def _launched(self, size: int, count: int) -> Launched:
+        captured = self._captured[size]
         captured.graph.replay()
-        return captured.logits[:count], captured.greedy[:count]
+        self._drawn.reverse()
+        drawn = self._drawn[0][:count]
+        drawn.copy_(captured.greedy[:count], non_blocking=True)
+        done = torch.cuda.Event()
+        done.record()
+        return _Replayed(size=size, count=count, logits=captured.logits[:count], drawn=drawn, done=done)
 
     def _pad(self, start: int, size: int) -> None:
         self._host[:2, start:size] = 0

@@ -71,6 +71,28 @@ class Scheduler:
         assert plan.sequences or not self.waiting or self.running, "a waiting request does not fit into an idle engine"
         return plan
 
+    def run_ahead(self, sequences: list[Sequence]) -> bool:
+        """Whether `sequences` can run one more step before their newest tokens are known; then takes the pages for it.
+
+        So it is if nobody else runs or waits, none of them ends by its length, and there are pages to be had for free.
+        One that ends otherwise has run in vain: what it wrote lies behind all that anybody knows of.
+        """
+        if self.waiting or len(self.running) != len(sequences):
+            return False
+        if any(sequence.length + 1 >= sequence.most for sequence in sequences):
+            return False
+        size = self._pool.page_size
+        short = [sequence for sequence in sequences if len(sequence.pages) * size < sequence.length + 1]
+        if self._allocator.free < len(short):
+            return False
+        for sequence in short:
+            self._extend(sequence)
+        return True
+
+    def _extend(self, sequence: Sequence) -> None:
+        page = self._allocator.alloc(1, after=int(sequence.pages[-1]))
+        self._table.set_pages(sequence, np.concatenate((sequence.pages, page)))
+
     def advance(self, chunk: Chunk) -> None:
         """Note that a chunk has run; what it computed may be shared from now on."""
         sequence = chunk.sequence
@@ -107,8 +129,7 @@ class Scheduler:
             self._preempt(victim)
             if victim is sequence:
                 return False
-        page = self._allocator.alloc(1, after=int(sequence.pages[-1]))
-        self._table.set_pages(sequence, np.concatenate((sequence.pages, page)))
+        self._extend(sequence)
         return True
 
     def _follows(self, sequence: Sequence) -> bool:

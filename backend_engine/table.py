@@ -3,7 +3,7 @@
 The tensors are allocated once and written in place when a request comes, grows or goes, never per token and step.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -67,8 +67,15 @@ class StepPlan:
 
     @property
     def single(self) -> bool:
-        """Whether every sequence runs one row, its logits for drawing only: decodes, and prefills' last tokens."""
-        return all(chunk.count == 1 and not chunk.narrowed and not chunk.scored for chunk in self.chunks)
+        """Whether every sequence runs one row and draws from it: decodes, and prefills that lack their last token."""
+        return bool(self.sequences) and all(
+            chunk.count == 1 and chunk.draws and not chunk.narrowed and not chunk.scored for chunk in self.chunks
+        )
+
+    @property
+    def greedy(self) -> bool:
+        """Whether it is `single` and every token drawn is the likeliest."""
+        return self.single and all(sequence.request.sampling.temperature == 0 for sequence in self.sequences)
 
     @property
     def drawing(self) -> list[Sequence]:
@@ -84,7 +91,8 @@ class RunningTable:
         self.device = device
         self.pages = np.zeros((rows, width), dtype=np.int32)
         # On a GPU, decode reads the pages where they are; one more row is for padding, with the page after the last.
-        self.device_pages: Tensor | None = None
+        self._device_pages: Tensor | None = None
+        self._stale: set[int] = set()
         self._length = np.zeros(rows, dtype=np.int64)
         self._token = np.zeros(rows, dtype=np.int64)
         self._free = list(range(rows - 1, -1, -1))
@@ -110,7 +118,6 @@ class RunningTable:
         tensors.top_p[row] = params.top_p
         tensors.min_p[row] = params.min_p
         tensors.seed[row] = sequence.seed
-        tensors.drawn[row] = sequence.generated
 
     def leave(self, sequence: Sequence) -> None:
         self.pages[sequence.row] = 0
@@ -120,23 +127,34 @@ class RunningTable:
     def set_pages(self, sequence: Sequence, pages: Pages) -> None:
         sequence.pages = pages
         self.pages[sequence.row, : len(pages)] = pages
-        if self.device_pages is not None:
-            self.device_pages[sequence.row, : len(pages)] = self._tensor(pages)
+        self._stale.add(sequence.row)
 
     def mirror(self, *, spare: int) -> Tensor:
         """Keep the page table on the device too, int32 [rows + 1, width]; the last row names the page `spare`."""
         rows, width = self.pages.shape
-        self.device_pages = torch.zeros((rows + 1, width), dtype=torch.int32, device=self.device)
-        self.device_pages[rows] = spare
-        return self.device_pages
+        self._device_pages = torch.zeros((rows + 1, width), dtype=torch.int32, device=self.device)
+        self._device_pages[rows] = spare
+        return self._device_pages
+
+    def refresh(self) -> None:
+        """Bring the mirror up to date."""
+        if self._stale and self._device_pages is not None:
+            rows = np.fromiter(self._stale, np.int64, len(self._stale))
+            self._device_pages[self._tensor(rows)] = self._tensor(self.pages[rows])
+        self._stale.clear()
 
     def single_rows(self, plan: StepPlan) -> tuple[Tensor, Tensor, Tensor]:
         """Ids, places in key order and table rows of a step in which every sequence runs one row; int64 on the host."""
+        owners, index, ids = self._rows(plan)
+        return torch.from_numpy(ids), torch.from_numpy(index), torch.from_numpy(owners)
+
+    def _rows(self, plan: StepPlan) -> tuple[Rows, Rows, Rows]:
+        """The table row of each sequence, and the place in key order and the id of each row of a step."""
         owners = np.fromiter((sequence.row for sequence in plan.sequences), np.int64)
         decoding = owners[: len(plan.decodes)]
-        places = np.concatenate([self._length[decoding] - 1, *(chunk.rows for chunk in plan.chunks)])
+        index = np.concatenate([self._length[decoding] - 1, *(chunk.rows for chunk in plan.chunks)])
         ids = np.concatenate([self._token[decoding], *(chunk.sequence.tokens[chunk.rows] for chunk in plan.chunks)])
-        return torch.from_numpy(ids), torch.from_numpy(places), torch.from_numpy(owners)
+        return owners, index, ids
 
     def set_token(self, sequence: Sequence) -> None:
         """Note the sequence's newest token, which its next decode step runs."""
@@ -150,25 +168,22 @@ class RunningTable:
         return self._tensor(slots)
 
     def sampling(self, sequences: list[Sequence]) -> SamplingTensors:
-        """The parameters of `sequences`; each is taken to draw one token with them."""
-        rows = self._tensor(np.fromiter((sequence.row for sequence in sequences), np.int64, len(sequences)))
-        params = self._sampling.rows(rows)
-        self._sampling.drawn[rows] += 1
-        return params
+        """The parameters with which each of `sequences` draws its next token."""
+        rows = np.fromiter((sequence.row for sequence in sequences), np.int64, len(sequences))
+        drawn = np.fromiter((sequence.generated for sequence in sequences), np.int64, len(sequences))
+        return replace(self._sampling.rows(self._tensor(rows)), drawn=self._tensor(drawn))
 
     def layout(self, plan: StepPlan) -> StepBatch:
         """The step as tensors, on the device."""
-        owners = np.fromiter((sequence.row for sequence in plan.sequences), np.int64)
-        decoding = owners[: len(plan.decodes)]
-        index = np.concatenate([self._length[decoding] - 1, *(chunk.rows for chunk in plan.chunks)])
-        ids = np.concatenate([self._token[decoding], *(chunk.sequence.tokens[chunk.rows] for chunk in plan.chunks)])
-        counts = np.array([1] * len(decoding) + [chunk.count for chunk in plan.chunks])
+        owners, index, ids = self._rows(plan)
+        decodes = len(plan.decodes)
+        counts = np.array([1] * decodes + [chunk.count for chunk in plan.chunks])
         starts = np.concatenate(([0], counts.cumsum()))
         visible = (index + 1).astype(np.int32)
         keys = visible[starts[1:] - 1]
         pages = self.pages[np.repeat(owners, counts), index // self.page_size].astype(np.int64)
-        logits = [np.arange(len(decoding))]
-        logits += [start + chunk.logits for start, chunk in zip(starts[len(decoding) :], plan.chunks, strict=False)]
+        logits = [np.arange(decodes)]
+        logits += [start + chunk.logits for start, chunk in zip(starts[decodes:], plan.chunks, strict=False)]
         return StepBatch(
             ids=self._tensor(ids),
             positions=self._tensor(index),
@@ -180,11 +195,9 @@ class RunningTable:
             logit_rows=self._tensor(np.concatenate(logits)),
             query_start_host=tuple(starts.tolist()),
             key_count_host=tuple(keys.tolist()),
-            logit_counts_host=tuple([1] * len(decoding) + [len(rows) for rows in logits[1:]]),
+            logit_counts_host=tuple([1] * decodes + [len(rows) for rows in logits[1:]]),
             narrowings=tuple(
-                self._narrowing(len(decoding) + number, chunk)
-                for number, chunk in enumerate(plan.chunks)
-                if chunk.narrowed
+                self._narrowing(decodes + number, chunk) for number, chunk in enumerate(plan.chunks) if chunk.narrowed
             ),
         )
 

@@ -1,6 +1,6 @@
 """Running requests on an engine by hand, and what they produced."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -9,6 +9,7 @@ import torch
 from promptsluice.backend_engine.engine import Engine
 from promptsluice.backend_engine.loader import LoadedModel
 from promptsluice.backend_engine.options import EngineOptions
+from promptsluice.backend_engine.steps import SingleRowSteps
 from promptsluice.backend_engine.types import Delta, GenerationRequest, Result, SamplingParams
 from promptsluice.prompt.errors import PromptsluiceError
 from transformers import AutoModelForCausalLM
@@ -51,9 +52,16 @@ class Collected:
         return self.results[0]
 
 
-def tiny_engine(model: LoadedModel, *, pages: int = 200, page_size: int = 4, **options: int) -> Engine:
+def tiny_engine(
+    model: LoadedModel,
+    *,
+    pages: int = 200,
+    page_size: int = 4,
+    single_rows: Callable[..., SingleRowSteps] | None = None,
+    **options: int,
+) -> Engine:
     sizes = {"step_tokens": 64, "max_running": 16, "shared_tokens": 8} | options
-    return Engine(model, options=EngineOptions(pages=pages, page_size=page_size, **sizes))
+    return Engine(model, options=EngineOptions(pages=pages, page_size=page_size, **sizes), single_rows=single_rows)
 
 
 def greedy(ids: Sequence[int], max_tokens: int = 12, **fields: object) -> GenerationRequest:

@@ -13,6 +13,7 @@ from promptsluice.backend_engine.types import GenerationRequest, KVBlock, Reuse,
 from torch import Tensor
 
 from .driving import DEVICE, Collected, alone, assert_idle, random_ids, tiny_engine
+from .eager import EagerSteps
 
 REQUESTS = 500
 
@@ -95,11 +96,13 @@ def check_counts(engine: Engine) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [0, 1])
-def test_all_pages_come_back_and_the_counts_agree(model: LoadedModel, seed: int) -> None:
+@pytest.mark.parametrize(("seed", "single_rows"), [(0, None), (1, None), (2, EagerSteps)])
+def test_all_pages_come_back_and_the_counts_agree(
+    model: LoadedModel, seed: int, single_rows: type[EagerSteps] | None
+) -> None:
     dice = random.Random(seed)
     load = Load(dice, [random_ids(60, each) for each in range(4)])
-    engine = tiny_engine(model, pages=70, step_tokens=48, max_running=8)
+    engine = tiny_engine(model, pages=70, step_tokens=48, max_running=8, single_rows=single_rows)
     for number in range(REQUESTS):
         load.submit(engine)
         while len(engine.sequences) > 12:

@@ -1,0 +1,84 @@
+"""Steps launched before the last ones' tokens are known: the same tokens, and nothing of anybody else's is touched."""
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from promptsluice.backend_engine.loader import LoadedModel, load_model
+from promptsluice.backend_engine.types import SamplingParams
+
+from .driving import DEVICE, Collected, Reference, assert_idle, finish, greedy, random_ids, tiny_engine, together
+from .eager import EagerSteps
+
+
+@pytest.fixture(scope="module")
+def model(tiny_llama_dir: Path) -> LoadedModel:
+    return load_model(tiny_llama_dir, dtype="float32", device=DEVICE)
+
+
+@pytest.fixture
+def steps() -> "Recorder":
+    return Recorder()
+
+
+class Recorder:
+    """Makes the engine's steps and keeps them, to see how often they ran ahead."""
+
+    made: EagerSteps
+
+    def __call__(self, *args: object, **fields: object) -> EagerSteps:
+        self.made = EagerSteps(*args, **fields)  # pyright: ignore[reportArgumentType]
+        return self.made
+
+
+def test_a_batch_of_different_lengths_equals_transformers(
+    model: LoadedModel, tiny_llama_dir: Path, steps: Recorder
+) -> None:
+    reference, lengths = Reference(tiny_llama_dir), (1, 2, 15, 16, 17, 100)
+    engine = tiny_engine(model, step_tokens=40, single_rows=steps)
+    requests = [greedy(random_ids(length, length), 5 + length % 13) for length in lengths]
+    outputs = together(engine, *requests)
+    expected = [reference.greedy(request.ids, 5 + len(request.ids) % 13) for request in requests]
+    assert [output.tokens for output in outputs] == expected
+    assert steps.made.launches > 0
+    assert_idle(engine)
+
+
+def test_an_end_of_text_while_the_next_step_runs(model: LoadedModel, tiny_llama_dir: Path, steps: Recorder) -> None:
+    """One of two requests ends early: its token too many is dropped, the other one goes on unharmed."""
+    reference = Reference(tiny_llama_dir)
+    first, second = random_ids(9, 1), random_ids(30, 2)
+    whole = reference.greedy(first, 20)
+    stops = replace(model, spec=replace(model.spec, eos_ids=(whole[6],)))
+    engine = tiny_engine(stops, single_rows=steps)
+    ended = replace(greedy(first, 20), sampling=SamplingParams(temperature=0.0, max_tokens=20))
+    outputs = together(engine, ended, greedy(second, 20))
+    assert outputs[0].tokens == whole[: whole.index(whole[6]) + 1]
+    assert outputs[0].result.finish_reason == "stop"
+    assert outputs[1].tokens == reference.greedy(second, 20)
+    assert steps.made.launches > 0
+    again = together(engine, greedy(first, 20), greedy(second, 20))
+    assert [output.tokens[:7] for output in again] == [whole[:7], outputs[1].tokens[:7]]
+    assert again[0].result.cached_tokens > 0
+    assert_idle(engine)
+
+
+def test_arrivals_and_aborts_in_between(model: LoadedModel, tiny_llama_dir: Path, steps: Recorder) -> None:
+    reference, dice = Reference(tiny_llama_dir), random.Random(3)
+    engine = tiny_engine(model, pages=60, single_rows=steps)
+    live = []
+    for seed in range(24):
+        ids, sink = random_ids(dice.randint(1, 40), seed), Collected()
+        live.append((engine.add(greedy(ids, 16), sink), ids, sink))
+        for _ in range(dice.randint(0, 6)):
+            engine.step()
+        if dice.random() < 0.3:
+            engine.abort(dice.choice(live)[0])
+    finish(engine)
+    assert steps.made.launches > 0
+    for _, ids, sink in live:
+        expected = reference.greedy(ids, 16)
+        assert sink.tokens == expected[: len(sink.tokens)]
+        assert sink.result.finish_reason == "abort" or sink.tokens == expected
+    assert_idle(engine)
