@@ -214,7 +214,7 @@ class Collection:
         if manifest.documents and manifest.settings.embedder != self._embedder.identity:
             raise Conflict(
                 f"the collection {self.name!r} was embedded by {manifest.settings.embedder}, the embedder now is "
-                f"{self._embedder.identity}; embed it again with Collection.reembed(), or ingest into a new collection",
+                f"{self._embedder.identity}; run: promptsluice collections reembed {self.name}",
                 code="embedder_changed",
             )
 

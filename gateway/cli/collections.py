@@ -102,6 +102,14 @@ def delete(
     err().print(f"deleted {what}")
 
 
+@app.command()
+def reembed(collection: Name, config: Config = None) -> None:
+    """Compute all vectors of a collection anew, after the embedding model has changed."""
+    err().print(f"embedding {collection} anew")
+    report = opened(ready(config)).get(collection).reembed()
+    err().print(f"{collection}: {report.replaced} documents, {report.chunks} chunks embedded anew")
+
+
 def ready(config: Path | None) -> "PolicySet":
     """The policy set, with its models in the cache."""
     set_environment()

@@ -70,6 +70,7 @@ def test_ingest_list_search_delete(config: Path, docs: Path, minilm_dir: Path, s
     found = run("collections", "search", "mine", "Which port has the backup server?", "-k", "1", config=config).stdout
     assert "ports.md#0" in found
     assert "port 7443" in found
+    assert "2 documents, 2 chunks embedded anew" in run("collections", "reembed", "mine", config=config).stderr
     run("collections", "delete", "mine", "--document", "ports.md", "--yes", config=config)
     assert run("collections", "list", config=config).stdout.splitlines()[-1].split()[:2] == ["mine", "1"]
     run("collections", "delete", "mine", config=config, answer="n\n", fails=True)
