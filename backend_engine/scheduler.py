@@ -74,7 +74,8 @@ class Scheduler:
     def run_ahead(self, sequences: list[Sequence]) -> bool:
         """Whether `sequences` can run one more step before their newest tokens are known; then takes the pages for it.
 
-        So it is if nobody else runs or waits, none of them ends by its length, and there are pages to be had for free.
+        So it is if nobody else runs or waits, none of them ends by its length, and there are pages that no running one
+        holds: a tree that has grown into the whole pool is the usual state.
         One that ends otherwise has run in vain: what it wrote lies behind all that anybody knows of.
         """
         if self.waiting or len(self.running) != len(sequences):
@@ -83,6 +84,7 @@ class Scheduler:
             return False
         size = self._pool.page_size
         short = [sequence for sequence in sequences if len(sequence.pages) * size < sequence.length + 1]
+        self._tree.evict(len(short) - self._allocator.free)
         if self._allocator.free < len(short):
             return False
         for sequence in short:

@@ -92,6 +92,7 @@ class TritonPlan:
         starts = self.batch.query_start_host
         longest = max(stop - start for start, stop in pairwise(starts))
         block_m = min(128 if dim > 64 else 64, max(16, triton.next_power_of_2(longest * group)))
+        block_m = max(block_m, triton.next_power_of_2(group))  # a tile has all heads of its rows
         tile_rows = max(1, block_m // group)
         self._tiles = tiles = self._decode_tiles() if longest == 1 else self._prefill_tiles(tile_rows)
         keys = max(self.batch.key_count_host)

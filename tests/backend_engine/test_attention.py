@@ -34,11 +34,19 @@ def reference(q: Tensor, k: Tensor, v: Tensor, batch: StepBatch, scale: float) -
     return out
 
 
-def check(parts: list[RequestRows], *, pages: int, seed: int = 0, backend: AttentionBackend | str = "sdpa") -> None:
+def check(
+    parts: list[RequestRows],
+    *,
+    pages: int,
+    seed: int = 0,
+    backend: AttentionBackend | str = "sdpa",
+    kv_heads: int = KV_HEADS,
+    group: int = GROUP,
+) -> None:
     generator = torch.Generator().manual_seed(seed)
     batch = build_batch(parts, page_size=PAGE)
-    q = torch.randn(batch.rows, KV_HEADS * GROUP, DIM, generator=generator)
-    k, v = (torch.randn(pages * PAGE, KV_HEADS, DIM, generator=generator) for _ in range(2))
+    q = torch.randn(batch.rows, kv_heads * group, DIM, generator=generator)
+    k, v = (torch.randn(pages * PAGE, kv_heads, DIM, generator=generator) for _ in range(2))
     # Slots of pages that no request has hold NaN: touching them at all would show.
     used = {page for part in parts for page in part.pages}
     for page in set(range(pages)) - used:
@@ -88,6 +96,14 @@ def test_triton_equals_float64_reference(drawn: tuple[list[RequestRows], int], s
         least_keys=4 if split else 256
     )
     check(parts, pages=pages, seed=seed, backend=backend)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("group", [1, 7, 71])
+def test_triton_with_groups_of_any_size(rows: int, group: int) -> None:
+    backend = importlib.import_module("promptsluice.backend_engine.attention.paged").TritonAttention(least_keys=4)
+    part = RequestRows(ids=range(rows), indices=range(9 - rows, 9), pages=[2, 0, 1])
+    check([part], pages=4, backend=backend, kv_heads=1, group=group)
 
 
 @pytest.mark.parametrize("backend", ["sdpa", "triton"])

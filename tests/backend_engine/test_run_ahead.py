@@ -82,3 +82,17 @@ def test_arrivals_and_aborts_in_between(model: LoadedModel, tiny_llama_dir: Path
         assert sink.tokens == expected[: len(sink.tokens)]
         assert sink.result.finish_reason == "abort" or sink.tokens == expected
     assert_idle(engine)
+
+
+def test_a_pool_that_the_prefix_tree_fills_stops_nothing(
+    model: LoadedModel, tiny_llama_dir: Path, steps: Recorder
+) -> None:
+    """Known prefixes make room for a step ahead, as they do for any other."""
+    reference = Reference(tiny_llama_dir)
+    engine = tiny_engine(model, pages=30, page_size=1, single_rows=steps)
+    together(engine, greedy(random_ids(28, 1), 2))
+    assert engine.stats().pages_cached >= 29
+    ids = random_ids(9, 2)
+    assert together(engine, greedy(ids, 20))[0].tokens == reference.greedy(ids, 20)
+    assert steps.made.launches >= 17
+    assert_idle(engine)
