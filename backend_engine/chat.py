@@ -53,10 +53,10 @@ def _plain(message: Mapping[str, Any], index: int, template: str) -> PlainMessag
         offsets.append(offset)
         offset += len(text) + 1
     fields = {key: value for key, value in message.items() if key != "content"}
-    if fields.get("role") not in ROLES and str(fields.get("role")) not in template:
-        raise BadRequest(
-            f"role must be one of {', '.join(ROLES)}, not {fields.get('role')!r}", param=f"messages[{index}].role"
-        )
+    role = fields.get("role")
+    # A template may name more roles than the API has.
+    if role not in ROLES and not any(f"{quote}{role}{quote}" in template for quote in "'\""):
+        raise BadRequest(f"role must be one of {', '.join(ROLES)}, not {role!r}", param=f"messages[{index}].role")
     if fields.get("role") == "developer" and "developer" not in template:
         fields["role"] = "system"
     calls = _calls(fields.pop("tool_calls", None), f"messages[{index}].tool_calls")

@@ -176,6 +176,8 @@ class Engine:
             self._flight = replace(flight, launched=flight.graphs.again(flight.launched))
         self._postprocess(plan, flight.launched.greedy())
         self._plan = None
+        if not self._scheduler.running:
+            self._flight = None  # all have ended: nobody is left to land for
 
     def _run(self, plan: StepPlan) -> list[int]:
         """Compute the plan's rows; score prompts that ask for it; return a new token for each of `plan.drawing`."""
