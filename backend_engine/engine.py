@@ -285,8 +285,13 @@ class Engine:
 
     def fail(self, error: PromptsluiceError) -> None:
         """After a step that raised: give up the requests that it ran, with `error`, and free all they held."""
-        # Without a plan it was the scheduling that failed: then what runs, or what could not be admitted, is to blame.
-        affected = self._plan.sequences if self._plan else self._scheduler.running or self._scheduler.waiting[:1]
+        scheduler = self._scheduler
+        if self._plan:
+            affected = self._plan.sequences
+        elif scheduler.admitting is not None:
+            affected = [scheduler.admitting]
+        else:  # scheduling failed otherwise: what runs, or what could not be admitted, is to blame
+            affected = scheduler.running or scheduler.waiting[:1]
         self._plan = self._flight = None
         for sequence in list(affected):
             if sequence.phase is not Phase.DONE:

@@ -38,6 +38,7 @@ class Scheduler:
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.counts = SchedulerCounts()
+        self.admitting: Sequence | None = None  # who is to blame if `schedule` raises
         self._pool = pool
         self._allocator = allocator
         self._tree = tree
@@ -64,7 +65,10 @@ class Scheduler:
                 break
             if self._follows(sequence):
                 continue
-            if not self._admit(sequence):
+            self.admitting = sequence
+            admitted = self._admit(sequence)
+            self.admitting = None
+            if not admitted:
                 break
             plan.chunks.append(_chunk(sequence, budget))
             budget -= plan.chunks[-1].count
@@ -115,7 +119,9 @@ class Scheduler:
         sequence.stop(Phase.DONE)
 
     def discard(self, sequence: Sequence) -> None:
-        """Take a sequence out whose last step failed: nothing that it computed since is kept."""
+        """Take a sequence out whose last step or admission failed: nothing that it computed since is kept."""
+        if sequence is self.admitting:
+            self.admitting = None
         if sequence in self.running:
             self._release(sequence)
         elif sequence in self.waiting:

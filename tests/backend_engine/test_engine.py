@@ -292,11 +292,13 @@ def test_a_failed_step_fails_its_requests_and_leaks_nothing(tiny_llama_dir: Path
 
 
 @pytest.mark.parametrize("part", ["copy", "write_block"])
-def test_a_failed_admission_leaks_nothing(
+def test_a_failed_admission_leaks_nothing_and_harms_nobody_else(
     model: LoadedModel, reference: Reference, monkeypatch: pytest.MonkeyPatch, part: str
 ) -> None:
-    engine, ids = tiny_engine(model), random_ids(30, 1)
+    engine, ids, running = tiny_engine(model), random_ids(30, 1), Collected()
     alone(engine, greedy(ids[:10], 0))
+    engine.add(greedy(random_ids(20, 7)), running)
+    engine.step()
 
     def broken(*args: Any) -> None:
         raise MemoryError("broken")
@@ -310,6 +312,8 @@ def test_a_failed_admission_leaks_nothing(
             engine.step()
         engine.fail(PromptsluiceError("step failed"))
     assert failed.error is not None
+    finish(engine)
+    assert running.tokens == reference.greedy(random_ids(20, 7)), "who was running already is not to blame"
     assert_idle(engine)
     assert alone(engine, greedy(ids)).tokens == reference.greedy(ids)
 
