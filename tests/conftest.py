@@ -5,10 +5,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 # Threads that spin while they wait steal the other core's time; must be set before torch loads its OpenMP runtime.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+# A red run must be about the change: the same examples everywhere, and no limit that a busy machine breaks.
+# `--hypothesis-profile=explore` looks further.
+_PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("explore", _PATIENT)
+settings.register_profile("house", _PATIENT, derandomize=True)
+settings.load_profile("house")
 
 
 def _tiny(architecture: str, path: Path, **extra: object) -> Path:

@@ -13,6 +13,7 @@ server: {{max_body_bytes: 6MiB, drain_timeout: 10}}
 backends:
   echo: {{kind: openai, base_url: "http://127.0.0.1:9/v1", models: [echo, org/echo]}}
   echo-slow: {{kind: openai, base_url: "http://127.0.0.1:9/v1", models: [slow]}}
+  echo-gated: {{kind: openai, base_url: "http://127.0.0.1:9/v1", models: [gated]}}
   far:
     kind: openai
     base_url: http://127.0.0.1:{port}/v1

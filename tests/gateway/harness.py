@@ -13,6 +13,10 @@ from pathlib import Path
 
 import httpx
 
+# How long a client waits for what must come. A busy machine needs patience; only a fault needs all of it.
+PATIENCE_S = 120.0
+http = httpx.Client(timeout=PATIENCE_S, limits=httpx.Limits(max_keepalive_connections=0))
+
 UPSTREAM_KEY = "sk-upstream-secret-4711"
 
 
@@ -111,15 +115,15 @@ class Gateway:
         """A chat completion from a Python body or from raw bytes."""
         url = f"{self.url}/v1/chat/completions"
         content = {"content": body} if isinstance(body, bytes) else {"json": body}
-        return httpx.post(url, **content, headers=headers, timeout=30)  # type: ignore[arg-type]
+        return http.post(url, **content, headers=headers)  # type: ignore[arg-type]
 
     def metric(self, line_start: str) -> float:
         """The sum of all samples whose line begins so."""
-        lines = httpx.get(f"{self.url}/metrics").raise_for_status().text.splitlines()
+        lines = http.get(f"{self.url}/metrics").raise_for_status().text.splitlines()
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(line_start))
 
 
-def eventually(true: Callable[[], object], *, within_s: float = 10.0) -> None:
+def eventually(true: Callable[[], object], *, within_s: float = PATIENCE_S) -> None:
     """Poll until `true()` holds; fail when it does not in time."""
     deadline = time.monotonic() + within_s
     while not true():
@@ -127,7 +131,7 @@ def eventually(true: Callable[[], object], *, within_s: float = 10.0) -> None:
         time.sleep(0.01)
 
 
-def start_gateway(policy_file: Path, *, log_level: str = "info", within_s: float = 60.0, **environ: str) -> Gateway:
+def start_gateway(policy_file: Path, *, log_level: str = "info", **environ: str) -> Gateway:
     """Start a process and wait until it is ready."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -146,14 +150,14 @@ def start_gateway(policy_file: Path, *, log_level: str = "info", within_s: float
     def ready() -> bool:
         assert process.poll() is None, log.read_text()
         try:
-            return httpx.get(f"{gateway.url}/readyz").status_code == 200
+            return http.get(f"{gateway.url}/readyz").status_code == 200
         except httpx.TransportError:
             return False
 
-    eventually(ready, within_s=within_s)
+    eventually(ready)
     return gateway
 
 
 def stop_gateway(gateway: Gateway) -> None:
     gateway.process.terminate()
-    gateway.process.wait(timeout=20)
+    gateway.process.wait(timeout=PATIENCE_S)

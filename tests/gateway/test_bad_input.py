@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from .harness import Gateway, Upstream, eventually
+from .harness import Gateway, Upstream, eventually, http
 
 HI: list[dict[str, Any]] = [{"role": "user", "content": "hi"}]
 
@@ -156,17 +156,17 @@ def test_routes_methods_and_parameters(gateway: Gateway) -> None:
         ("GET", "/v1/collections/nope", 404),
         ("POST", "/v1/chat/completions/", 404),
     ):
-        response = httpx.request(method, gateway.url + path)
+        response = http.request(method, gateway.url + path)
         assert response.status_code == status, path
         assert set(response.json()["error"]) == {"message", "type", "param", "code"}
-    assert httpx.get(f"{gateway.url}/v1/chat/completions").headers["allow"] == "POST"
+    assert http.get(f"{gateway.url}/v1/chat/completions").headers["allow"] == "POST"
 
 
 def test_models_with_slashes(gateway: Gateway) -> None:
-    listed = httpx.get(f"{gateway.url}/v1/models").json()
+    listed = http.get(f"{gateway.url}/v1/models").json()
     assert listed["object"] == "list"
-    assert [model["id"] for model in listed["data"]] == ["echo", "org/echo", "slow", "far", "org/far", "dead"]
-    one = httpx.get(f"{gateway.url}/v1/models/org/echo").json()
+    assert [model["id"] for model in listed["data"]] == ["echo", "org/echo", "slow", "gated", "far", "org/far", "dead"]
+    one = http.get(f"{gateway.url}/v1/models/org/echo").json()
     assert one["id"] == "org/echo" and one["object"] == "model"
 
 
@@ -175,7 +175,7 @@ def test_a_body_of_20_mib(gateway: Gateway) -> None:
     response = gateway.post(body)
     assert response.status_code == 413 and response.json()["error"]["code"] == "payload_too_large"
     pieces = (body[at : at + 65_536] for at in range(0, len(body), 65_536))
-    response = httpx.post(f"{gateway.url}/v1/chat/completions", content=pieces, timeout=30)
+    response = http.post(f"{gateway.url}/v1/chat/completions", content=pieces)
     assert response.status_code == 413 and "transfer-encoding" not in response.request.headers.get("content-length", "")
     assert gateway.post(chat()).status_code == 200
 
@@ -204,7 +204,7 @@ def test_a_body_that_never_ends_is_cut_off(gateway: Gateway) -> None:
 def test_request_ids(gateway: Gateway) -> None:
     assert gateway.post(chat(), **{"x-request-id": "mine-1.2"}).headers["x-request-id"] == "mine-1.2"
     for odd in ("a b", "x" * 200, "é".encode().decode("latin-1"), ""):
-        response = httpx.post(
+        response = http.post(
             f"{gateway.url}/v1/chat/completions", content=chat(), headers=[(b"x-request-id", odd.encode("latin-1"))]
         )
         assert response.headers["x-request-id"].startswith("req_")
@@ -213,7 +213,7 @@ def test_request_ids(gateway: Gateway) -> None:
 
 def test_label_values_are_bounded(gateway: Gateway, upstream: Upstream) -> None:
     def size() -> int:
-        return len(httpx.get(f"{gateway.url}/metrics").text.splitlines())
+        return len(http.get(f"{gateway.url}/metrics").text.splitlines())
 
     with httpx.Client(base_url=gateway.url) as client:
         for number in range(3):

@@ -5,11 +5,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import openai
 import pytest
 
-from .harness import Gateway, eventually, start_gateway, stop_gateway
+from .harness import Gateway, eventually, http, start_gateway, stop_gateway
 
 pytestmark = pytest.mark.slow
 MODEL = "smollm2-135m-instruct"
@@ -34,7 +33,7 @@ def engine(smollm2_dir: Path, minilm_dir: Path, tmp_path_factory: pytest.TempPat
     root = tmp_path_factory.mktemp("engine")
     policy_file = root / "policy.yaml"
     policy_file.write_text(CONFIG.format(root=root, model=MODEL))
-    running = start_gateway(policy_file, within_s=120, OMP_WAIT_POLICY="PASSIVE")
+    running = start_gateway(policy_file, OMP_WAIT_POLICY="PASSIVE")
     yield running
     stop_gateway(running)
 
@@ -43,18 +42,17 @@ def engine(smollm2_dir: Path, minilm_dir: Path, tmp_path_factory: pytest.TempPat
 def handbook(engine: Gateway) -> str:
     """The collection, with its chunks' KV computed."""
     url = f"{engine.url}/v1/collections"
-    made = httpx.post(url, json={"name": "handbook", "max_tokens": 96})
+    made = http.post(url, json={"name": "handbook", "max_tokens": 96})
     assert made.status_code == 201 and made.json()["documents"] == 0
-    ingest = httpx.post(
+    ingest = http.post(
         f"{url}/handbook/documents",
         params={"id": "handbook.md"},
         content=HANDBOOK.read_bytes(),
         headers={"content-type": "text/markdown"},
-        timeout=120,
     ).json()
     assert ingest["added"] == 1 and ingest["chunks"] >= 3
     stored = 'promptsluice_backend{backend="local",name="kv_ram_entries"}'
-    eventually(lambda: engine.metric(stored) >= ingest["chunks"], within_s=60)
+    eventually(lambda: engine.metric(stored) >= ingest["chunks"])
     return f"{url}/handbook"
 
 
@@ -122,7 +120,7 @@ def test_blending_answers_like_a_full_prefill(engine: Gateway, handbook: str) ->
 
 
 def test_retrieved_text_is_data_in_the_users_turn(engine: Gateway, handbook: str) -> None:
-    hits = httpx.post(f"{handbook}/search", json={"query": "parcels to Peru", "top_k": 1}).json()["data"]
+    hits = http.post(f"{handbook}/search", json={"query": "parcels to Peru", "top_k": 1}).json()["data"]
     assert "</context> SYSTEM" in hits[0]["text"] and hits[0]["document_id"] == "handbook.md"
 
 
@@ -176,9 +174,9 @@ def test_a_client_that_leaves_frees_the_engine(engine: Gateway) -> None:
         return engine.metric('promptsluice_backend{backend="local",name="running"}')
 
     # Chunks that earlier requests missed may still be computed in the background.
-    eventually(lambda: running() == 0, within_s=60)
+    eventually(lambda: running() == 0)
     body = {"model": MODEL, "messages": QUESTION, "max_tokens": 4_000, "stream": True, "ignore_eos": True}
-    with httpx.stream("POST", f"{engine.url}/v1/chat/completions", json=body, timeout=60) as response:
+    with http.stream("POST", f"{engine.url}/v1/chat/completions", json=body) as response:
         next(response.iter_bytes())
         eventually(lambda: running() == 1)
     eventually(lambda: running() == 0)
@@ -188,23 +186,23 @@ def test_a_client_that_leaves_frees_the_engine(engine: Gateway) -> None:
 
 def test_collections_over_http(engine: Gateway) -> None:
     url = f"{engine.url}/v1/collections"
-    assert httpx.post(url, json={"name": "notes"}).status_code == 201
-    again = httpx.post(url, json={"name": "notes"})
+    assert http.post(url, json={"name": "notes"}).status_code == 201
+    again = http.post(url, json={"name": "notes"})
     assert again.status_code == 409 and again.headers["x-should-retry"] == "false"
     batch = [
         {"id": "a/b.txt", "text": "Ships sail on water.", "metadata": {"n": 1}},
         {"id": "c", "text": "Bread is baked."},
     ]
-    ingest = httpx.post(f"{url}/notes/documents", json={"documents": batch}, timeout=60).json()
+    ingest = http.post(f"{url}/notes/documents", json={"documents": batch}).json()
     assert ingest["added"] == 2
-    hit = httpx.post(f"{url}/notes/search", json={"query": "boats", "top_k": 1}).json()["data"][0]
+    hit = http.post(f"{url}/notes/search", json={"query": "boats", "top_k": 1}).json()["data"][0]
     assert hit["document_id"] == "a/b.txt" and hit["metadata"] == {"n": 1} and 0 < hit["score"] <= 1.001
-    assert [one["id"] for one in httpx.get(f"{url}/notes/documents").json()["data"]] == ["a/b.txt", "c"]
-    assert httpx.delete(f"{url}/notes/documents/a/b.txt").json()["deleted"] is True
-    assert httpx.get(f"{url}/notes").json()["documents"] == 1
-    assert "notes" in [one["name"] for one in httpx.get(url).json()["data"]]
-    assert httpx.delete(f"{url}/notes").json() == {"object": "collection.deleted", "name": "notes", "deleted": True}
-    assert httpx.get(f"{url}/notes").json()["error"]["code"] == "collection_not_found"
+    assert [one["id"] for one in http.get(f"{url}/notes/documents").json()["data"]] == ["a/b.txt", "c"]
+    assert http.delete(f"{url}/notes/documents/a/b.txt").json()["deleted"] is True
+    assert http.get(f"{url}/notes").json()["documents"] == 1
+    assert "notes" in [one["name"] for one in http.get(url).json()["data"]]
+    assert http.delete(f"{url}/notes").json() == {"object": "collection.deleted", "name": "notes", "deleted": True}
+    assert http.get(f"{url}/notes").json()["error"]["code"] == "collection_not_found"
 
 
 @pytest.mark.parametrize(
@@ -223,17 +221,17 @@ def test_collections_over_http(engine: Gateway) -> None:
     ],
 )
 def test_bad_collection_requests(engine: Gateway, path: str, body: Any, status: int, param: str | None) -> None:
-    response = httpx.post(f"{engine.url}/v1/collections{path}", content=json.dumps(body).encode())
+    response = http.post(f"{engine.url}/v1/collections{path}", content=json.dumps(body).encode())
     assert response.status_code == status and response.json()["error"]["param"] == param, response.text
 
 
 def test_an_unreadable_document_changes_nothing(engine: Gateway, handbook: str) -> None:
-    before = httpx.get(handbook).json()
+    before = http.get(handbook).json()
     for content, param in ((b"\xff\xfe\xff", "documents"), (b"a\x00b", "documents")):
-        response = httpx.post(
+        response = http.post(
             f"{handbook}/documents", params={"id": "x.md"}, content=content, headers={"content-type": "text/markdown"}
         )
         assert response.status_code == 400 and response.json()["error"]["param"] == param
         assert response.json()["error"]["code"] == "unreadable_document"
-    assert httpx.post(f"{handbook}/documents", content=b"x", headers={"content-type": "text/plain"}).status_code == 400
-    assert httpx.get(handbook).json() == before
+    assert http.post(f"{handbook}/documents", content=b"x", headers={"content-type": "text/plain"}).status_code == 400
+    assert http.get(handbook).json() == before

@@ -5,11 +5,10 @@ import socket
 from collections.abc import Iterator
 from typing import Any
 
-import httpx
 import openai
 import pytest
 
-from .harness import UPSTREAM_KEY, Exchange, Gateway, Upstream, eventually
+from .harness import UPSTREAM_KEY, Exchange, Gateway, Upstream, eventually, http
 
 HI: list[dict[str, Any]] = [{"role": "user", "content": "hi"}]
 
@@ -324,6 +323,6 @@ def test_a_client_that_leaves_in_mid_stream(gateway: Gateway, upstream: Upstream
 def test_no_key_in_any_log(gateway: Gateway, upstream: Upstream) -> None:
     upstream.answer(lambda exchange: exchange.json("200 OK", b"{}"))
     gateway.post({"model": "far", "messages": HI}, authorization="Bearer gw-test-key-0815")
-    text = gateway.log.read_text() + httpx.get(f"{gateway.url}/metrics").text
+    text = gateway.log.read_text() + http.get(f"{gateway.url}/metrics").text
     assert "httpcore" in text, "the debug level is on"
     assert UPSTREAM_KEY not in text and "gw-test-key-0815" not in text
