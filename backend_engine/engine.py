@@ -291,7 +291,7 @@ class Engine:
         elif scheduler.admitting is not None:
             affected = [scheduler.admitting]
         else:  # scheduling failed otherwise: what runs, or what could not be admitted, is to blame
-            affected = scheduler.running or scheduler.waiting[:1]
+            affected = scheduler.running or list(scheduler.waiting)[:1]
         self._plan = self._flight = None
         for sequence in list(affected):
             if sequence.phase is not Phase.DONE:

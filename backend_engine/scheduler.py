@@ -1,4 +1,4 @@
-"""What runs in the next step: decodes first, then begun prefills, then new requests, under one budget of rows.
+"""What runs in the next step: decodes first, then chunks of prefills, under one budget of rows.
 
 It also owns every move of pages: admission (prefix hit, copy-on-write, reused spans), growth, preemption by recompute,
 release.
@@ -11,14 +11,17 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from .fair_queue import FairQueue
 from .options import EngineOptions
 from .pages import PageAllocator, Pages
 from .pool import KVPool
+from .prefill_shares import shares
 from .radix import Match, RadixTree, common_tokens
 from .sequence import NO_PAGES, Phase, Sequence, trimmed
 from .table import Chunk, RunningTable, StepPlan
 
 _NO_MATCH = Match(NO_PAGES, -1, 0, 0)
+_PREFILLS = 8  # so many may be under way at a time, or as many as fill the step
 
 
 @dataclass(slots=True)
@@ -30,12 +33,12 @@ class SchedulerCounts:
 
 
 class Scheduler:
-    """Waiting and running sequences, both ordered by rank, and the pages between them. For one thread."""
+    """Waiting sequences, running ones by rank, and the pages between them. For one thread."""
 
     def __init__(
         self, *, pool: KVPool, allocator: PageAllocator, tree: RadixTree, table: RunningTable, options: EngineOptions
     ) -> None:
-        self.waiting: list[Sequence] = []
+        self.waiting = FairQueue()
         self.running: list[Sequence] = []
         self.counts = SchedulerCounts()
         self.admitting: Sequence | None = None  # who is to blame if `schedule` raises
@@ -46,43 +49,57 @@ class Scheduler:
         self._options = options
 
     def add(self, sequence: Sequence) -> None:
-        insort(self.waiting, sequence, key=lambda other: other.rank)
+        self.waiting.add(sequence)
 
     def schedule(self) -> StepPlan:
         """Choose the next step's rows. Every chosen row has its page; reused spans and copied pages are written."""
+        self._charge()
         self._yield_to_priority()
         plan = StepPlan()
         for sequence in list(self.running):
             if sequence.phase is Phase.DECODE and self._grow(sequence):
                 plan.decodes.append(sequence)
         budget = self._options.step_tokens - len(plan.decodes)
-        for sequence in self.running:
-            if sequence.phase is Phase.PREFILL and budget > 0:
-                plan.chunks.append(_chunk(sequence, budget))
-                budget -= plan.chunks[-1].count
-        for sequence in list(self.waiting):
-            if budget <= 0:
-                break
+        self._admit_in_turn(budget)
+        prefills = self._prefills()
+        given = zip(prefills, shares(prefills, budget), strict=True)
+        plan.chunks = [_chunk(sequence, count) for sequence, count in given if count]
+        assert plan.sequences or not self.waiting or self.running, "a waiting request does not fit into an idle engine"
+        return plan
+
+    def _admit_in_turn(self, budget: int) -> None:
+        """Admit whose turn it is until there are prefills enough. Who finds no room holds up all after it."""
+        if budget <= 0:
+            return
+        for sequence in self.waiting.in_turn():
+            begun = self._prefills()
+            if len(begun) >= _PREFILLS and sum(other.remaining for other in begun) >= budget:
+                return
             if self._follows(sequence):
                 continue
             self.admitting = sequence
             admitted = self._admit(sequence)
             self.admitting = None
             if not admitted:
-                break
-            plan.chunks.append(_chunk(sequence, budget))
-            budget -= plan.chunks[-1].count
-        assert plan.sequences or not self.waiting or self.running, "a waiting request does not fit into an idle engine"
-        return plan
+                return
+
+    def _prefills(self) -> list[Sequence]:
+        return [sequence for sequence in self.running if sequence.phase is Phase.PREFILL]
+
+    def _charge(self) -> None:
+        """Tell the queue what the running ones were given; only who waits needs to know."""
+        if self.waiting:
+            for sequence in self.running:
+                self.waiting.charge(sequence)
 
     def run_ahead(self, sequences: list[Sequence]) -> bool:
         """Whether `sequences` can run one more step before their newest tokens are known; then takes the pages for it.
 
-        So it is if nobody else runs or waits, none of them ends by its length, and there are pages that no running one
-        holds: a tree that has grown into the whole pool is the usual state.
+        So it is if nobody else runs, nobody who waits can be admitted, none of them ends by its length, and there are
+        pages that no running one holds: a tree that has grown into the whole pool is the usual state.
         One that ends otherwise has run in vain: what it wrote lies behind all that anybody knows of.
         """
-        if self.waiting or len(self.running) != len(sequences):
+        if len(self.running) != len(sequences) or not self._stuck():
             return False
         if any(sequence.length + 1 >= sequence.most for sequence in sequences):
             return False
@@ -94,6 +111,15 @@ class Scheduler:
         for sequence in short:
             self._extend(sequence)
         return True
+
+    def _stuck(self) -> bool:
+        """Whether nobody who waits can be admitted before somebody who runs ends."""
+        if not self.waiting:
+            return True
+        self._charge()
+        if self.waiting.priority > self.running[-1].priority:
+            return False
+        return self._table.full or self._placed(self.waiting.first) is None
 
     def _extend(self, sequence: Sequence) -> None:
         page = self._allocator.alloc(1, after=int(sequence.pages[-1]))
@@ -173,12 +199,10 @@ class Scheduler:
 
     def _admit(self, sequence: Sequence) -> bool:
         """Give a waiting sequence a row and pages for all its tokens; False if there is no room now."""
-        match = self._match(sequence)
-        if match.partial >= 0 and not self._fits(sequence, match):
-            match = Match(match.pages, -1, 0, len(match.pages) * self._pool.page_size)
-        if self._table.full or not self._fits(sequence, match):
+        match = None if self._table.full else self._placed(sequence)
+        if match is None:
             return False
-        self.waiting.remove(sequence)
+        self.waiting.take(sequence)
         self._table.enter(sequence)
         insort(self.running, sequence, key=lambda other: other.rank)
         self._take_pages(sequence, match)
@@ -189,9 +213,17 @@ class Scheduler:
         sequence.cached = min(sequence.cached, match.tokens)  # what was evicted meanwhile is computed after all
         reuse = sequence.request.reuse
         sequence.start(match.tokens, trimmed(reuse.spans, match.tokens) if reuse else ())
+        self.waiting.charge(sequence)
         for span in sequence.spans:
             self._pool.write_block(self._table.slots(sequence, span.start, span.stop), span.kv)
         return True
+
+    def _placed(self, sequence: Sequence) -> Match | None:
+        """The prefix hit with which there are pages for a sequence now."""
+        match = self._match(sequence)
+        if match.partial >= 0 and not self._fits(sequence, match):
+            match = Match(match.pages, -1, 0, len(match.pages) * self._pool.page_size)
+        return match if self._fits(sequence, match) else None
 
     def _fits(self, sequence: Sequence, match: Match) -> bool:
         """Whether there are pages for a sequence, and one more for each running one to grow into."""
@@ -220,10 +252,10 @@ class Scheduler:
     def _yield_to_priority(self) -> None:
         """Preempt what is running for a waiting request of a higher priority that has no room."""
         while self.waiting and self.running:
-            first, last = self.waiting[0], self.running[-1]
-            if first.request.priority <= last.request.priority:
+            first, last = self.waiting.first, self.running[-1]
+            if first.priority <= last.priority:
                 return
-            if self._follows(first) or (not self._table.full and self._fits(first, self._match(first))):
+            if self._follows(first) or (not self._table.full and self._placed(first) is not None):
                 return
             self._preempt(last)
 
@@ -244,6 +276,7 @@ class Scheduler:
             self._table.set_pages(sequence, pages)
 
     def _release(self, sequence: Sequence) -> None:
+        self.waiting.charge(sequence)
         self._allocator.unref(sequence.pages)
         self._table.leave(sequence)
         self.running.remove(sequence)

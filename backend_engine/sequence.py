@@ -73,6 +73,8 @@ class Sequence:
     cached: int = 0
     reused: int = 0
     recomputed: int = 0
+    raised: int = 0  # above the request's priority, after a long wait
+    charged: int = 0  # how many of its tokens its tenant has been charged for
     submitted: float = field(default_factory=time.monotonic)
     admitted: float | None = None
     first_token: float | None = None
@@ -80,7 +82,16 @@ class Sequence:
     @property
     def rank(self) -> tuple[int, int]:
         """Lower is served first, and preempted last."""
-        return -self.request.priority, self.order
+        return -self.priority, self.order
+
+    @property
+    def priority(self) -> int:
+        return self.request.priority + self.raised
+
+    @property
+    def remaining(self) -> int:
+        """Rows of the prefill that have not run."""
+        return len(self.plan) - self.ran
 
     @property
     def ids(self) -> Rows:

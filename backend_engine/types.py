@@ -119,9 +119,9 @@ class Reuse:
 class GenerationRequest:
     """One request to the engine: token ids in, token ids out.
 
-    `namespace` separates tenants in the prefix tree. `prompt_logprobs` asks for the log-probability of each prompt
-    token but the first; `keep_kv` for the prompt's KV. Both compute the whole prompt (no prefix hit is used). Higher
-    `priority` is served first.
+    `namespace` separates tenants: in the prefix tree, and in who is served next. `prompt_logprobs` asks for the
+    log-probability of each prompt token but the first; `keep_kv` for the prompt's KV. Both compute the whole prompt
+    (no prefix hit is used). Higher `priority` is served first.
     """
 
     ids: Sequence[int]
