@@ -10,7 +10,15 @@ from starlette.responses import Response
 
 from ..policies import PolicySet
 from ..prompt import PromptsluiceError
-from . import routes_chat, routes_collections, routes_health, routes_models
+from . import (
+    routes_chat,
+    routes_collections,
+    routes_compress,
+    routes_embeddings,
+    routes_health,
+    routes_models,
+    routes_tokenize,
+)
 from .backends.base import Backend
 from .edge import Edge, error_headers, log
 from .house import Sluice
@@ -19,6 +27,15 @@ from .wire import dumps
 
 # A slow line may need a minute for a large prompt; a client that drips bytes must not hold a place for ever.
 _BODY_S = 120.0
+_ROUTES = (
+    routes_chat,
+    routes_compress,
+    routes_embeddings,
+    routes_tokenize,
+    routes_models,
+    routes_collections,
+    routes_health,
+)
 
 
 def create_app(policy_set: PolicySet, *, backends: Mapping[str, Backend] | None = None) -> FastAPI:
@@ -40,8 +57,8 @@ def create_app(policy_set: PolicySet, *, backends: Mapping[str, Backend] | None 
 
     # No schema of FastAPI's making: bodies are read by our own rooms, so it would describe none of them.
     app = FastAPI(title="promptsluice", lifespan=lifespan, redirect_slashes=False, openapi_url=None)
-    for router in (routes_chat.router, routes_models.router, routes_collections.router, routes_health.router):
-        app.include_router(router)
+    for routes in _ROUTES:
+        app.include_router(routes.router)
     app.add_exception_handler(PromptsluiceError, _own_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(RequestValidationError, _validation_error)

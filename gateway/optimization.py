@@ -22,7 +22,8 @@ from .edge import log_failure
 
 log = logging.getLogger("promptsluice.gateway")
 
-# Rewriting may take as long as the prefill that it is about to shorten, or as what it saves is worth, within bounds.
+# Where the policy sets no time, rewriting may take as long as the prefill that it is about to shorten, or as what it
+# saves is worth, within bounds.
 _LEAST_TIME_S = 1.0
 _MOST_TIME_S = 10.0
 _BATCH = 64
@@ -130,7 +131,8 @@ class _Run:
         made = plan(self.out.prompt, self._policy, tools.costs, count=tools.count, kv_reuse=tools.kv_reuse)
         self.out.plan = made
         worth_s = max(made.prefill_ms, sum(step.saved_ms for step in made.steps)) / 1000
-        self._deadline = time.monotonic() + min(_MOST_TIME_S, max(_LEAST_TIME_S, worth_s))
+        allowed_s = self._policy.rewrite_timeout or min(_MOST_TIME_S, max(_LEAST_TIME_S, worth_s))
+        self._deadline = time.monotonic() + allowed_s
 
     def compress(self, step: Step) -> None:
         began = time.perf_counter()

@@ -104,10 +104,11 @@ async def prepare(
 
 
 async def _optimized(sluice: Sluice, prompt: Prompt, resolution: Resolution, request_id: str) -> Optimized:
-    tools = sluice.tools(resolution.backend)
+    tools, policy = sluice.tools(resolution.backend), resolution.policy
     try:
         return await sluice.optimizers.run(
-            lambda: optimized(prompt, resolution.policy, tools, request_id=request_id), timeout_s=_OPTIMIZE_S
+            lambda: optimized(prompt, policy, tools, request_id=request_id),
+            timeout_s=max(_OPTIMIZE_S, policy.rewrite_timeout or 0),
         )
     except (TimeoutError, Overloaded) as error:
         return passed_over(prompt, reason="late" if isinstance(error, TimeoutError) else "no free worker")

@@ -80,6 +80,13 @@ def _refuse_lone_surrogates(value: Any) -> None:
         ) from exc
 
 
+def member(text: str, key: str) -> str:
+    """The source of a member's value of the JSON object `text`, which must have been parsed before and have it."""
+    start = _skip(text, 0)
+    *_, (begin, end) = ((begin, end) for name, begin, end in _members(text, start) if name == key)
+    return text[begin:end]
+
+
 @dataclass(slots=True)
 class _Node:
     """The wanted places below one value: what to put there, or what to look for further down."""

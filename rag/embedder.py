@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from ..backend_engine.hub import resolve
-from ..prompt import ModelUnavailable
+from ..prompt import BadRequest, ModelUnavailable
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -87,6 +87,29 @@ class SentenceEmbedder:
             dim = self._model.get_embedding_dimension()
         assert dim is not None, "a sentence-transformers model without a dimension"
         return dim
+
+    @property
+    def max_tokens(self) -> int:
+        """Tokens of a text that the model reads, its marks at both ends among them; the rest is cut."""
+        with self._lock:
+            longest = self._model.max_seq_length
+        assert longest is not None, "a sentence-transformers model without a limit"
+        return longest
+
+    def sizes(self, texts: Sequence[str]) -> list[int]:
+        """The tokens of each text before any cut, the marks at both ends among them."""
+        with self._lock:
+            return [
+                len(ids) for ids in self._model.tokenizer(list(texts), truncation=False, verbose=False)["input_ids"]
+            ]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ids of the model's vocabulary. BadRequest for an id that it lacks."""
+        with self._lock:
+            size = len(self._model.tokenizer)
+            if max(ids) >= size:
+                raise BadRequest(f"input has the id {max(ids)}, but the embedder has {size} tokens", param="input")
+            return self._model.tokenizer.decode(list(ids), skip_special_tokens=True)
 
     def embed(self, texts: Sequence[str]) -> Vectors:
         """See Embedder."""

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from ...compressors.context import Score
 from ...policies import Plan, Policy
-from ...prompt import Prompt, Report, Usage
+from ...prompt import BadRequest, Prompt, Report, Usage
 
 _COUNTED = 1 << 18
 
@@ -111,6 +111,24 @@ class Backend(ABC):
     def scorer(self) -> Score | None:
         """Log-probabilities of a text's tokens under this model, blocking; None where there are none to be had."""
         return None
+
+    def tokenize(self, prompt: Prompt | str) -> Sequence[int]:
+        """The ids of a text, or of a chat as it would go into the model; special tokens in texts are plain text.
+
+        Blocking. BadRequest where no tokenizer is known.
+        """
+        raise BadRequest(f"no tokenizer is known for the models of backend {self.name!r}", param="model")
+
+    def detokenize(self, ids: Sequence[int]) -> str:
+        """The text of ids, special tokens included. BadRequest as above, and for an id that the model lacks."""
+        raise BadRequest(f"no tokenizer is known for the models of backend {self.name!r}", param="model")
+
+    async def relay(self, path: str, body: bytes, *, headers: Mapping[str, str], request_id: str) -> Answer:
+        """Pass a request that is no chat on, unread, to `path` (as "/embeddings") below the upstream's base URL.
+
+        Its error bodies come back as answers. BadRequest where there is no upstream.
+        """
+        raise BadRequest(f"the models of backend {self.name!r} do not serve {path}", param="model")
 
     def warm(self, texts: Sequence[str]) -> None:  # noqa: B027
         """A hint, any thread: these chunks will be asked for, their KV may be computed ahead. Does not block."""

@@ -13,7 +13,17 @@ from ...backend_engine.types import Delta, GenerationRequest, Result, SamplingPa
 from ...compressors.context import Score
 from ...policies import Action, Plan
 from ...policies.schema import EmbeddedBackend as EngineSpec
-from ...prompt import ContextTooLong, ModelUnavailable, Overloaded, PromptsluiceError, Report, StepReport, Usage
+from ...prompt import (
+    BadRequest,
+    ContextTooLong,
+    ModelUnavailable,
+    Overloaded,
+    Prompt,
+    PromptsluiceError,
+    Report,
+    StepReport,
+    Usage,
+)
 from ..edge import internal_error, log, log_failure
 from ..parameters import ChatParameters, chat_parameters
 from ..wire import ChatWriter
@@ -100,6 +110,22 @@ class EmbeddedBackend(Backend):
     def count_tokens(self, text: str) -> int:
         room = self._room
         return estimated_tokens(text) if room is None else counted_tokens(text, room.tokenizer.count)
+
+    def tokenize(self, prompt: Prompt | str) -> Sequence[int]:
+        room = self._opened()
+        if isinstance(prompt, str):
+            return room.tokenizer.encode_plain(prompt)
+        return room.encode(prompt, chunks=frozenset(), with_tools=True).ids
+
+    def detokenize(self, ids: Sequence[int]) -> str:
+        room = self._opened()
+        for place, token in enumerate(ids):
+            if token >= room.model.spec.vocab:
+                raise BadRequest(
+                    f"tokens[{place}] is no token of {self._spec.model}, which has {room.model.spec.vocab}",
+                    param=f"tokens[{place}]",
+                )
+        return room.tokenizer.decode(ids, skip_special_tokens=False)
 
     def scorer(self) -> Score | None:
         return lambda text: self._opened().score(text)

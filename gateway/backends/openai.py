@@ -29,7 +29,10 @@ _LARGE = 256 * 1024  # characters; less is rendered faster than it is handed to 
 
 
 class UpstreamBackend(Backend):
-    """Forwards chat completions to `base_url`/chat/completions. `count` counts tokens where the tokenizer is known."""
+    """Forwards chat completions to `base_url`/chat/completions; `relay` takes other bodies below it.
+
+    `count` counts tokens where the tokenizer is known.
+    """
 
     def __init__(
         self,
@@ -80,7 +83,8 @@ class UpstreamBackend(Backend):
     async def complete(self, call: Call) -> Answer | Stream:
         prompt = call.prompt.with_fields(model=call.model)
         body = await asyncio.to_thread(prompt.render) if prompt.chars > _LARGE else prompt.render()
-        response, attempts = await self._send(body, call)
+        sent = self._headers(call.headers, request_id=call.request_id, stream=call.stream)
+        response, attempts = await self._send("/chat/completions", body, sent)
         headers = {**passed_headers(response.headers), ATTEMPTS_HEADER: str(attempts)}
         if call.stream and response.status_code == 200:
             if response.headers.get("content-type", "").startswith("text/event-stream"):
@@ -91,13 +95,17 @@ class UpstreamBackend(Backend):
         _note(call, answer.usage)
         return answer
 
-    async def _send(self, body: bytes, call: Call) -> tuple[httpx.Response, int]:
+    async def relay(self, path: str, body: bytes, *, headers: Mapping[str, str], request_id: str) -> Answer:
+        response, attempts = await self._send(path, body, self._headers(headers, request_id=request_id))
+        return await self._whole(response, {**passed_headers(response.headers), ATTEMPTS_HEADER: str(attempts)})
+
+    async def _send(self, path: str, body: bytes, headers: Mapping[str, str]) -> tuple[httpx.Response, int]:
         """Send until a response has begun; a few more times, each after a longer pause."""
         attempt = 0
         while True:
             attempt += 1
             try:
-                response = await self._attempt(body, call)
+                response = await self._attempt(path, body, headers)
             except PromptsluiceError as error:
                 error.headers[ATTEMPTS_HEADER] = str(attempt)
                 if attempt > _RETRIES or isinstance(error, UpstreamTimeout):
@@ -109,10 +117,9 @@ class UpstreamBackend(Backend):
                 await response.aclose()
             await asyncio.sleep(random.uniform(0.05, 0.1) * 2**attempt)
 
-    async def _attempt(self, body: bytes, call: Call) -> httpx.Response:
+    async def _attempt(self, path: str, body: bytes, headers: Mapping[str, str]) -> httpx.Response:
         client = self._connected()
-        url = f"{self._spec.base_url}/chat/completions"
-        request = client.build_request("POST", url, content=body, headers=self._headers(call))
+        request = client.build_request("POST", f"{self._spec.base_url}{path}", content=body, headers=dict(headers))
         async with self._translated():
             return await client.send(request, stream=True)
 
@@ -120,13 +127,13 @@ class UpstreamBackend(Backend):
         assert self._client is not None, f"backend {self.name!r} was not started"
         return self._client
 
-    def _headers(self, call: Call) -> dict[str, str]:
+    def _headers(self, forwarded: Mapping[str, str], *, request_id: str, stream: bool = False) -> dict[str, str]:
         return {
-            **call.headers,
+            **forwarded,
             **self._authorization(),
             "content-type": "application/json",
-            "accept": "text/event-stream" if call.stream else "application/json",
-            "x-request-id": call.request_id,
+            "accept": "text/event-stream" if stream else "application/json",
+            "x-request-id": request_id,
         }
 
     def _authorization(self) -> dict[str, str]:

@@ -24,6 +24,8 @@ policies:
   uncached: {{extends: off, reuse: {{mode: off}}}}
   whole: {{extends: recall, reuse: {{mode: off}}}}
   repaired: {{extends: recall, reuse: {{mode: blend, ratio: 1.0}}}}
+  pruned: {{extends: balanced, rewrite_timeout: 120}}
+  shrunk: {{extends: aggressive, rewrite_timeout: 120}}
   recall: {{extends: rag, retrieve: {{collection: handbook, top_k: 3}}, reuse: {{min_chunk_tokens: 32}}}}
 """
 
@@ -133,7 +135,7 @@ def test_balanced_prunes_what_is_long(engine: Gateway) -> None:
         {"role": "user", "content": "What does item number 7 weigh?"},
     ]
     off = ask(engine, messages)["promptsluice"]
-    balanced = ask(engine, messages, model=f"{MODEL}:balanced")["promptsluice"]
+    balanced = ask(engine, messages, model=f"{MODEL}:pruned")["promptsluice"]
     assert balanced["tokens_in"] == off["tokens_in"] and balanced["pruned"] > 100
     assert balanced["tokens_out"] == balanced["tokens_in"] - balanced["pruned"]
 
@@ -235,3 +237,61 @@ def test_an_unreadable_document_changes_nothing(engine: Gateway, handbook: str) 
         assert response.json()["error"]["code"] == "unreadable_document"
     assert http.post(f"{handbook}/documents", content=b"x", headers={"content-type": "text/plain"}).status_code == 400
     assert http.get(handbook).json() == before
+
+
+def test_tokenize_and_back(engine: Gateway) -> None:
+    text = "Explain <|im_start|> in 中文, naïvely."
+    body = http.post(f"{engine.url}/tokenize", json={"model": MODEL, "prompt": text, "return_token_strs": True}).json()
+    assert body["count"] == len(body["tokens"]) > 8 and body["max_model_len"] == 8192
+    assert len(body["token_strs"]) == body["count"] and "<|im_start|>" not in body["token_strs"]
+    back = http.post(f"{engine.url}/detokenize", json={"model": MODEL, "tokens": body["tokens"]}).json()
+    assert back == {"prompt": text}
+    chat = http.post(f"{engine.url}/tokenize", json={"model": MODEL, "messages": QUESTION}).json()
+    assert chat["count"] == ask(engine, QUESTION)["usage"]["prompt_tokens"]
+
+
+@pytest.mark.parametrize(
+    ("route", "body", "param"),
+    [
+        ("tokenize", {"prompt": "a"}, "model"),
+        ("tokenize", {"model": MODEL}, "body"),
+        ("tokenize", {"model": MODEL, "prompt": "a", "messages": []}, "body"),
+        ("tokenize", {"model": MODEL, "messages": []}, "messages"),
+        ("tokenize", {"model": "none", "prompt": "a"}, "model"),
+        ("detokenize", {"model": MODEL, "tokens": [1, 1 << 40]}, "tokens[1]"),
+        ("detokenize", {"model": MODEL, "tokens": [-1]}, "tokens[0]"),
+    ],
+)
+def test_bad_token_requests(engine: Gateway, route: str, body: dict[str, Any], param: str) -> None:
+    response = http.post(f"{engine.url}/{route}", json=body)
+    assert response.status_code in (400, 404) and response.json()["error"]["param"] == param, response.text
+
+
+def test_a_tokenizer_that_is_not_there(gateway: Gateway) -> None:
+    response = http.post(f"{gateway.url}/tokenize", json={"model": "far", "prompt": "a"})
+    assert response.status_code == 400 and "no tokenizer is known" in response.json()["error"]["message"]
+
+
+def test_compressing_without_answering(engine: Gateway) -> None:
+    filler = "The weather was mild on that day and nobody spoke of it again. " * 40
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Read the log."},
+        {"role": "assistant", "content": None, "tool_calls": [
+            {"id": "c1", "type": "function", "function": {"name": "log", "arguments": "{}"}}]},
+        {"role": "tool", "tool_call_id": "c1", "content": filler},
+        {"role": "user", "content": "What was the weather?"},
+    ]  # fmt: skip
+    body = {"model": f"{MODEL}:shrunk", "messages": messages, "temperature": 0, "max_tokens": 1}
+    report = http.post(f"{engine.url}/v1/compress", json=body).json()
+    assert report["changed"] and report["model"] == MODEL
+    kept = [number for number in range(5) if number != 3]
+    assert [report["messages"][number] for number in kept] == [messages[number] for number in kept]
+    assert len(report["messages"][3]["content"]) < len(filler) / 2
+    result = next(line for line in report["segments"] if line["role"] == "tool")
+    assert result["original"] == filler and result["text"] == report["messages"][3]["content"]
+    assert result["action"] == "compress" and result["tokens_after"] < result["tokens_before"] / 2
+    # What it promises is what goes into the model.
+    answered = ask(engine, messages, model=f"{MODEL}:shrunk", max_tokens=1)
+    sent = http.post(f"{engine.url}/tokenize", json={"model": MODEL, "messages": report["messages"]}).json()
+    assert answered["usage"]["prompt_tokens"] == sent["count"]

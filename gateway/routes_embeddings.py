@@ -1,0 +1,118 @@
+"""POST /v1/embeddings: the house's own embedder by its name; any other model is passed on to its upstream."""
+
+import asyncio
+import base64
+import json
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from fastapi import APIRouter, Request
+from numpy.typing import NDArray
+from pydantic import Field
+from starlette.responses import Response
+
+from ..prompt import BadRequest, ContextTooLong, UpstreamTimeout
+from ..prompt.jsontext import decode_text, parse, splice
+from .bodies import MAX_DEPTH, Body, read_body
+from .caller import Caller
+from .deps import House, Known
+from .house import Sluice
+from .pipeline import check_routing_fields
+from .wire import dumps
+
+router = APIRouter()
+MAX_INPUTS = 2048
+# Texts that are embedded before the next look at whether the client is still there.
+_BATCH = 64
+
+Ids = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+Text = Annotated[str, Field(min_length=1)]
+
+
+class Embeddings(Body):
+    """`input`: a text, texts, the ids of a text in the embedder's vocabulary, or several of these."""
+
+    model: str
+    input: (
+        Text
+        | Annotated[list[Text], Field(min_length=1, max_length=MAX_INPUTS)]
+        | Ids
+        | Annotated[list[Ids], Field(min_length=1, max_length=MAX_INPUTS)]
+    )
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: int | None = None
+    user: str | None = None
+
+
+@router.post("/v1/embeddings")
+async def embeddings(request: Request, sluice: House, caller: Known) -> Response:
+    """A vector of length 1 for each input. A text that is longer than the embedder reads is an error, never cut."""
+    raw = await request.body()
+    model = await sluice.readers.run(lambda: _model(raw))
+    if model != sluice.policy_set.models.embedder:
+        return await _passed_on(sluice, model, raw, caller)
+    body = await sluice.readers.run(lambda: read_body(raw, Embeddings))
+    texts, tokens = await sluice.librarians.run(lambda: _texts(sluice, body))
+    vectors: list[NDArray[np.float32]] = []
+    for start in range(0, len(texts), _BATCH):
+        batch = texts[start : start + _BATCH]
+        vectors += [*await sluice.librarians.run(lambda batch=batch: sluice.rooms.embed(batch))]
+    answer = {
+        "object": "list",
+        "data": [
+            {"object": "embedding", "index": index, "embedding": _wire(vector, body.encoding_format)}
+            for index, vector in enumerate(vectors)
+        ],
+        "model": model,
+        "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+    }
+    return Response(await sluice.readers.run(lambda: dumps(answer)), media_type="application/json")
+
+
+async def _passed_on(sluice: Sluice, model: str, raw: bytes, caller: Caller) -> Response:
+    """To the upstream that serves the model; the body goes as it came, but for a policy's name behind the model's."""
+    found = sluice.policy_set.resolve(model, headers=caller.headers, api_key=caller.api_key)
+    if found.model != model:
+        raw = splice(raw.decode(), replace={("model",): json.dumps(found.model)}).encode()
+    try:
+        async with asyncio.timeout(sluice.policy_set.server.request_timeout):
+            reply = await sluice.backends[found.backend].relay(
+                "/embeddings", raw, headers=caller.forwarded, request_id=caller.request_id
+            )
+    except TimeoutError as error:
+        raise UpstreamTimeout("the request took longer than the server allows") from error
+    return Response(reply.body, reply.status, dict(reply.headers), media_type="application/json")
+
+
+def _model(raw: bytes) -> str:
+    body = parse(decode_text(raw), max_depth=MAX_DEPTH)
+    if not isinstance(body, dict):
+        raise BadRequest("the body must be a JSON object", code="invalid_json")
+    check_routing_fields(body)
+    return body["model"]
+
+
+def _texts(sluice: Sluice, body: Embeddings) -> tuple[list[str], int]:
+    """The inputs as texts, all of them short enough, and their tokens."""
+    embedder = sluice.rooms.embedder()
+    if body.dimensions not in (None, embedder.dim):
+        raise BadRequest(
+            f"dimensions must be {embedder.dim} or absent: {body.model} cannot shorten its vectors", param="dimensions"
+        )
+    given: list[Any] = body.input if isinstance(body.input, list) else [body.input]
+    several = given if isinstance(given[0], str | list) else [given]
+    texts = [one if isinstance(one, str) else embedder.decode(one) for one in several]
+    sizes = embedder.sizes(texts)
+    for index, size in enumerate(sizes):
+        if size > embedder.max_tokens:
+            raise ContextTooLong(
+                f"input[{index}] has {size} tokens, but {body.model} reads {embedder.max_tokens}", param="input"
+            )
+    return texts, sum(sizes)
+
+
+def _wire(vector: "NDArray[np.float32]", encoding: str) -> list[float] | str:
+    """base64 is of the little-endian float32 numbers, as OpenAI's SDKs ask for it."""
+    if encoding == "base64":
+        return base64.b64encode(vector.astype("<f4").tobytes()).decode()
+    return vector.tolist()
