@@ -27,9 +27,10 @@ class AttentionPlan(Protocol):
 class AttentionBackend(Protocol):
     """Prepares attention for a batch: `plan` once a step (again after rows were dropped), its result once a layer."""
 
-    def plan(self, batch: StepBatch, *, page_size: int, scale: float) -> AttentionPlan:
+    def plan(self, batch: StepBatch, *, page_size: int, scale: float, window: int | None = None) -> AttentionPlan:
         """Row r of request b sees exactly the keys `j < batch.visible[r]` of b's key order; scores are times `scale`.
 
+        With a sliding `window` (at least 1) it sees the last `window` of them: `j >= batch.visible[r] - window`.
         A request may have no rows in the batch. The batch's tensors are read, never changed.
         """
         ...

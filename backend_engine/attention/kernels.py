@@ -15,9 +15,12 @@ def attend(
     q, k, v, out, part, lse, tiles, visible, table,
     q_row, q_head, kv_slot, kv_head_stride, table_row, rows, scale_log2,
     GROUP: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr, PAGE: tl.constexpr,
-    TILE_ROWS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SPLITS: tl.constexpr,
+    WINDOW: tl.constexpr, TILE_ROWS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """One tile against the keys of one split. `scale_log2` turns scores into base-2 logarithms."""
+    """One tile against the keys of one split. `scale_log2` turns scores into base-2 logarithms.
+
+    `WINDOW` is how many of its visible keys a row sees, the last ones; 0 is all.
+    """
     tile, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     request = tl.load(tiles + tile * 3)
     first = tl.load(tiles + tile * 3 + 1)
@@ -30,8 +33,14 @@ def attend(
     in_dim = d < DIM
     seen = tl.load(visible + row, mask=live, other=0)
     most = tl.max(seen, 0)
-    share = tl.cdiv(tl.cdiv(most, SPLITS), BLOCK_N) * BLOCK_N
-    begin = split * share
+    least = tl.min(tl.where(live, seen, most), 0)
+    if WINDOW:
+        skipped = tl.maximum(least - WINDOW, 0) // BLOCK_N * BLOCK_N  # keys before every row's window
+        share = tl.cdiv(tl.cdiv(most - skipped, SPLITS), BLOCK_N) * BLOCK_N
+        begin = skipped + split * share
+    else:
+        share = tl.cdiv(tl.cdiv(most, SPLITS), BLOCK_N) * BLOCK_N
+        begin = split * share
     end = tl.minimum(begin + share, most)
     query = tl.load(
         q + row[:, None] * q_row + head[:, None] * q_head + d[None, :], mask=live[:, None] & in_dim[None, :], other=0.0
@@ -39,20 +48,28 @@ def attend(
     top = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
     acc = tl.zeros((BLOCK_M, DIM_PAD), tl.float32)
-    # Keys that every live row sees need no mask; causal prefill has few blocks that do.
-    least = tl.min(tl.where(live, seen, most), 0)
-    plain = tl.maximum(begin, tl.minimum(end, least) // BLOCK_N * BLOCK_N)
     row_table = table + request * table_row
     head_k, head_v = k + kv_head * kv_head_stride, v + kv_head * kv_head_stride
-    for at in range(begin, plain, BLOCK_N):
+    # Keys that every live row sees need no mask; causal prefill has few blocks that do, at the windows' two ends.
+    if WINDOW:
+        inner = tl.maximum(begin, tl.cdiv(tl.maximum(most - WINDOW, 0), BLOCK_N) * BLOCK_N)
+        for at in range(begin, tl.minimum(inner, end), BLOCK_N):
+            top, total, acc = _block(
+                query, top, total, acc, at, end, seen, row_table, head_k, head_v, kv_slot, scale_log2,
+                DIM, DIM_PAD, PAGE, WINDOW, BLOCK_N, True,
+            )  # fmt: skip
+    else:
+        inner = begin
+    plain = tl.maximum(inner, tl.minimum(end, least) // BLOCK_N * BLOCK_N)
+    for at in range(inner, plain, BLOCK_N):
         top, total, acc = _block(
             query, top, total, acc, at, end, seen, row_table, head_k, head_v, kv_slot, scale_log2,
-            DIM, DIM_PAD, PAGE, BLOCK_N, False,
+            DIM, DIM_PAD, PAGE, WINDOW, BLOCK_N, False,
         )  # fmt: skip
     for at in range(plain, end, BLOCK_N):
         top, total, acc = _block(
             query, top, total, acc, at, end, seen, row_table, head_k, head_v, kv_slot, scale_log2,
-            DIM, DIM_PAD, PAGE, BLOCK_N, True,
+            DIM, DIM_PAD, PAGE, WINDOW, BLOCK_N, True,
         )  # fmt: skip
     scaled = acc / tl.where(total == 0.0, 1.0, total)[:, None]
     target = row[:, None].to(tl.int64) * (HEADS * DIM) + head[:, None] * DIM + d[None, :]
@@ -68,7 +85,8 @@ def attend(
 @triton.jit
 def _block(
     query, top, total, acc, at, end, seen, table, k, v, kv_slot, scale_log2,
-    DIM: tl.constexpr, DIM_PAD: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr, MASKED: tl.constexpr,
+    DIM: tl.constexpr, DIM_PAD: tl.constexpr, PAGE: tl.constexpr, WINDOW: tl.constexpr, BLOCK_N: tl.constexpr,
+    MASKED: tl.constexpr,
 ):  # fmt: skip
     """One block of keys: the running maximum, denominator and weighted sum of values with it."""
     key = at + tl.arange(0, BLOCK_N)
@@ -91,7 +109,10 @@ def _block(
         values = tl.load(v + place, mask=(d < DIM)[None, :], other=0.0)
     scores = tl.dot(query, tl.trans(keys), input_precision="ieee") * scale_log2
     if MASKED:
-        scores = tl.where(in_keys[None, :] & (key[None, :] < seen[:, None]), scores, float("-inf"))
+        visible = in_keys[None, :] & (key[None, :] < seen[:, None])
+        if WINDOW:
+            visible &= key[None, :] >= seen[:, None] - WINDOW
+        scores = tl.where(visible, scores, float("-inf"))
     fresh = tl.maximum(top, tl.max(scores, 1))
     # A row that has seen no key yet keeps -inf; subtracting it would give NaN.
     base = tl.where(fresh == float("-inf"), 0.0, fresh) if MASKED else fresh

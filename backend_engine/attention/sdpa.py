@@ -15,15 +15,16 @@ from torch import Tensor
 
 from ..batch import StepBatch
 
-ROW_BLOCK = 256  # rows that share one mask: keys beyond the block's last visible one are not touched at all
+ROW_BLOCK = 256  # rows that share one mask: keys that none of them sees are not touched at all
 
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """Rows `start..stop`, which look at the first `keys` keys of their request, through `mask` [rows, keys] if any."""
+    """Rows `start..stop`, which look at the request's keys `first..keys`, through `mask` [rows, keys] if any."""
 
     start: int
     stop: int
+    first: int
     keys: int
     mask: Tensor | None = None
     causal: bool = False
@@ -31,7 +32,10 @@ class _Block:
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """Where one request's keys lie, `first..first + keys` or in `pages`, and the blocks of its rows."""
+    """Where the keys that its rows may see lie, slots `first..first + keys` or in `pages`, and the rows in blocks.
+
+    The blocks count keys from the first of these.
+    """
 
     keys: int
     first: int
@@ -42,17 +46,18 @@ class _Request:
 class SdpaAttention:
     """See AttentionBackend. Stateless."""
 
-    def plan(self, batch: StepBatch, *, page_size: int, scale: float) -> "SdpaPlan":
+    def plan(self, batch: StepBatch, *, page_size: int, scale: float, window: int | None = None) -> "SdpaPlan":
         visible, table = batch.visible.cpu().numpy(), batch.page_table.cpu().numpy()
-        starts, requests = batch.query_start_host, []
+        starts, requests, device = batch.query_start_host, [], batch.page_table.device
         for number, (start, stop) in enumerate(pairwise(starts)):
             if start == stop:
                 continue
             seen = visible[start:stop]
+            skipped = _first(seen, window) // page_size  # whole pages before the window
+            seen = seen - skipped * page_size
             keys = int(seen.max())
-            first, pages = _location(table[number, : -(-keys // page_size)], page_size, batch.page_table.device)
-            blocks = tuple(_blocks(seen, start, batch.visible))
-            requests.append(_Request(keys, first, pages, blocks))
+            first, pages = _location(table[number, skipped:][: -(-keys // page_size)], page_size, device)
+            requests.append(_Request(keys, first, pages, tuple(_blocks(seen, start, window, device))))
         return SdpaPlan(tuple(requests), page_size, scale)
 
 
@@ -83,7 +88,7 @@ class SdpaPlan:
 
     def _attend(self, block: _Block, q: Tensor, keys: Tensor, values: Tensor, out: Tensor) -> None:
         kv_heads, dim = keys.shape[0], keys.shape[2]
-        keys, values = keys[:, : block.keys], values[:, : block.keys]
+        keys, values = keys[:, block.first : block.keys], values[:, block.first : block.keys]
         rows = q[block.start : block.stop].view(block.stop - block.start, kv_heads, -1, dim)
         target = out[block.start : block.stop].view(rows.shape)
         if rows.shape[0] == 1:  # [1, kv_heads, group, dim]: the group's heads are the rows of one product
@@ -108,18 +113,25 @@ def _location(pages: np.ndarray, page_size: int, device: torch.device) -> tuple[
     return 0, torch.from_numpy(pages.astype(np.int64)).to(device)
 
 
-def _blocks(seen: np.ndarray, offset: int, visible: Tensor) -> list[_Block]:
+def _first(seen: np.ndarray, window: int | None) -> int:
+    """The first key that any of the rows sees."""
+    return 0 if window is None else max(0, int(seen.min()) - window)
+
+
+def _blocks(seen: np.ndarray, offset: int, window: int | None, device: torch.device) -> list[_Block]:
     """Cut a request's rows, which see `seen` keys each, into blocks; `offset` is the first row's place in the batch."""
     rows = len(seen)
-    if rows > 1 and seen[0] == 1 and (np.diff(seen) == 1).all():
-        return [_Block(offset, offset + rows, rows, causal=True)]
+    causal = rows > 1 and seen[0] == 1 and bool((np.diff(seen) == 1).all())
+    if causal and (window is None or rows <= window):
+        return [_Block(offset, offset + rows, 0, rows, causal=True)]
     blocks = []
     for start in range(0, rows, ROW_BLOCK):
         part = seen[start : start + ROW_BLOCK]
-        keys, stop = int(part.max()), start + len(part)
+        first, keys, begin = _first(part, window), int(part.max()), offset + start
         mask = None
         if part.min() < keys:
-            columns = torch.arange(keys, dtype=torch.int32, device=visible.device)
-            mask = columns < visible[offset + start : offset + stop, None]
-        blocks.append(_Block(offset + start, offset + stop, keys, mask))
+            columns, ends = np.arange(first, keys), part[:, None]
+            inside = columns < ends if window is None else (columns < ends) & (columns >= ends - window)
+            mask = torch.from_numpy(inside).to(device)
+        blocks.append(_Block(begin, begin + len(part), first, keys, mask))
     return blocks

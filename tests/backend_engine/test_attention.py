@@ -1,7 +1,8 @@
-"""The attention primitive against plain float64 arithmetic: random page tables, visible counts, scattered rows."""
+"""The attention primitive against plain float64 arithmetic: random page tables, visible counts, windows, any rows."""
 
 import importlib
 import os
+import random
 
 import pytest
 import torch
@@ -20,12 +21,13 @@ if DEVICE == "cpu":  # read when the kernels are first imported, which the regis
     os.environ["TRITON_INTERPRET"] = "1"
 
 
-def reference(q: Tensor, k: Tensor, v: Tensor, batch: StepBatch, scale: float) -> Tensor:
+def reference(q: Tensor, k: Tensor, v: Tensor, batch: StepBatch, scale: float, window: int | None = None) -> Tensor:
     """Softmax over exactly the visible keys of each row and head, one by one, in float64."""
     out = torch.zeros(q.shape, dtype=torch.float64)
     for request in range(batch.requests):
         for row in range(batch.query_start_host[request], batch.query_start_host[request + 1]):
-            keys = torch.arange(int(batch.visible[row]))
+            stop = int(batch.visible[row])
+            keys = torch.arange(0 if window is None else max(0, stop - window), stop)
             slots = batch.page_table[request, keys // PAGE].long() * PAGE + keys % PAGE
             for head in range(q.shape[1]):
                 kv_head = head // (q.shape[1] // k.shape[1])
@@ -42,20 +44,24 @@ def check(
     backend: AttentionBackend | str = "sdpa",
     kv_heads: int = KV_HEADS,
     group: int = GROUP,
+    dim: int = DIM,
+    window: int | None = None,
+    unread: int = 0,
 ) -> None:
+    """`unread` is how many of the first request's pages nobody may touch."""
     generator = torch.Generator().manual_seed(seed)
-    batch = build_batch(parts, page_size=PAGE)
-    q = torch.randn(batch.rows, kv_heads * group, DIM, generator=generator)
-    k, v = (torch.randn(pages * PAGE, kv_heads, DIM, generator=generator) for _ in range(2))
+    batch, scale = build_batch(parts, page_size=PAGE), 0.85 * dim**-0.5
+    q = torch.randn(batch.rows, kv_heads * group, dim, generator=generator)
+    k, v = (torch.randn(pages * PAGE, kv_heads, dim, generator=generator) for _ in range(2))
     # Slots of pages that no request has hold NaN: touching them at all would show.
-    used = {page for part in parts for page in part.pages}
+    used = {page for part in parts for page in part.pages} - set(parts[0].pages[:unread])
     for page in set(range(pages)) - used:
         k[page * PAGE : (page + 1) * PAGE] = torch.nan
         v[page * PAGE : (page + 1) * PAGE] = torch.nan
-    expected = reference(q, k, v, batch, 0.3)
+    expected = reference(q, k, v, batch, scale, window)
     made = attention_backend(backend) if isinstance(backend, str) else backend
     batch, q, k, v = (build_batch(parts, page_size=PAGE, device=DEVICE), *(x.to(DEVICE) for x in (q, k, v)))
-    out = made.plan(batch, page_size=PAGE, scale=0.3)(q, k, v)
+    out = made.plan(batch, page_size=PAGE, scale=scale, window=window)(q, k, v)
     assert out.is_contiguous()
     torch.testing.assert_close(out.double().cpu(), expected, rtol=0, atol=2e-6)
 
@@ -81,41 +87,71 @@ def requests(draw: st.DrawFn) -> tuple[list[RequestRows], int]:
     return parts, total
 
 
+WINDOWS = st.none() | st.integers(1, 40)
+
+
 @settings(max_examples=80, deadline=None)
-@given(drawn=requests(), seed=st.integers(0, 1000))
-def test_equals_float64_reference(drawn: tuple[list[RequestRows], int], seed: int) -> None:
+@given(drawn=requests(), seed=st.integers(0, 1000), window=WINDOWS)
+def test_equals_float64_reference(drawn: tuple[list[RequestRows], int], seed: int, window: int | None) -> None:
     parts, pages = drawn
-    check(parts, pages=pages, seed=seed)
+    check(parts, pages=pages, seed=seed, window=window)
+
+
+def triton_attention(least_keys: int) -> AttentionBackend:
+    return importlib.import_module("promptsluice.backend_engine.attention.paged").TritonAttention(least_keys=least_keys)
 
 
 @settings(max_examples=12, deadline=None)
-@given(drawn=requests(), seed=st.integers(0, 1000), split=st.booleans())
-def test_triton_equals_float64_reference(drawn: tuple[list[RequestRows], int], seed: int, split: bool) -> None:
+@given(drawn=requests(), seed=st.integers(0, 1000), split=st.booleans(), window=WINDOWS)
+def test_triton_equals_float64_reference(
+    drawn: tuple[list[RequestRows], int], seed: int, split: bool, window: int | None
+) -> None:
     parts, pages = drawn
-    backend = importlib.import_module("promptsluice.backend_engine.attention.paged").TritonAttention(
-        least_keys=4 if split else 256
-    )
-    check(parts, pages=pages, seed=seed, backend=backend)
+    check(parts, pages=pages, seed=seed, backend=triton_attention(4 if split else 256), window=window)
+
+
+@pytest.mark.parametrize("window", [None, 70])
+@pytest.mark.parametrize("dim", [64, 80, 96, 128, 256])
+def test_triton_with_heads_of_all_sizes(dim: int, window: int | None) -> None:
+    """A decode, scattered rows and a prefill over several blocks of keys, split and not."""
+    pages = list(range(120))
+    random.Random(dim).shuffle(pages)
+    parts = [
+        RequestRows(ids=[0], indices=[209], pages=pages[:53]),
+        RequestRows(ids=range(5), indices=[3, 50, 90, 160, 199], pages=pages[53:103]),
+        RequestRows(ids=range(18), indices=range(18), pages=pages[103:108]),
+    ]
+    check(parts, pages=120, backend=triton_attention(256), kv_heads=1, dim=dim, window=window)
+    check(parts[:1], pages=120, backend=triton_attention(32), kv_heads=1, dim=dim, window=window)
+
+
+@pytest.mark.parametrize("backend", ["sdpa", "triton"])
+@pytest.mark.parametrize("scattered", [True, False])
+def test_keys_before_the_window_are_not_read(scattered: bool, backend: str) -> None:
+    pages = list(range(60))
+    random.Random(1).shuffle(pages)
+    rows = [200, 203, 209] if scattered else [209]
+    check([RequestRows(ids=rows, indices=rows, pages=pages)], pages=60, backend=backend, window=70, unread=32)
 
 
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("group", [1, 7, 71])
 def test_triton_with_groups_of_any_size(rows: int, group: int) -> None:
-    backend = importlib.import_module("promptsluice.backend_engine.attention.paged").TritonAttention(least_keys=4)
     part = RequestRows(ids=range(rows), indices=range(9 - rows, 9), pages=[2, 0, 1])
-    check([part], pages=4, backend=backend, kv_heads=1, group=group)
+    check([part], pages=4, backend=triton_attention(4), kv_heads=1, group=group)
 
 
 @pytest.mark.parametrize("backend", ["sdpa", "triton"])
 @pytest.mark.parametrize("consecutive", [True, False])
-def test_rows_beyond_one_block(consecutive: bool, backend: str) -> None:
+@pytest.mark.parametrize("window", [None, 90])
+def test_rows_beyond_one_block(consecutive: bool, backend: str, window: int | None) -> None:
     """More rows than share a mask, in the middle of a request and scattered."""
     count = ROW_BLOCK + 60
     pages = list(range(2, 2 + -(-count // PAGE)))
     if not consecutive:
         pages.reverse()
     rows = [row for row in range(20, count) if row % 7]
-    check([RequestRows(ids=rows, indices=rows, pages=pages)], pages=len(pages) + 4, backend=backend)
+    check([RequestRows(ids=rows, indices=rows, pages=pages)], pages=len(pages) + 4, backend=backend, window=window)
 
 
 def test_a_request_without_rows_is_left_out() -> None:
