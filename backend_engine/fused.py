@@ -3,6 +3,7 @@
 On a GPU each of these is one kernel (fused_triton.py); launches and trips to memory are what small batches pay for.
 """
 
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Protocol
 
@@ -13,78 +14,87 @@ from torch import Tensor
 from .rope import rotate
 
 
-class FusedOps(Protocol):
-    """Stateless. Inputs are not changed, but for the pool's slots and, in `add_norm`, the residual where it says so."""
+@dataclass(frozen=True, slots=True)
+class HeadTurn:
+    """What happens to a layer's queries and keys before attention; values stay as they are.
 
-    def add_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        """`(rms_norm(residual + x) * weight, residual + x)`, all [rows, hidden]. May reuse the memory of `residual`."""
+    `norm` holds the weights [heads + kv_heads, dim] of a norm per head, with `eps`, or None; `cos`, `sin` are
+    `Rope.angles` of the rows.
+    """
+
+    heads: int
+    kv_heads: int
+    cos: Tensor
+    sin: Tensor
+    norm: Tensor | None
+    eps: float
+
+
+class FusedOps(Protocol):
+    """Stateless. Inputs are not changed, but for the pool's slots and, in `add_norm`, the residual where it says so.
+
+    Norms are root-mean-square norms over the last axis. Their weights may be float32 where the rest is narrower: then
+    the whole norm is float32, and its result is rounded once.
+    """
+
+    def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """`x` [..., hidden] normed, times `weight`."""
         ...
 
-    def rotated(
-        self, qkv: Tensor, heads: tuple[int, int], norm: tuple[Tensor, float] | None, cos: Tensor, sin: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values of `qkv` [rows, heads + 2 * kv_heads, dim], the first two normed and rotated.
+    def add_norm(
+        self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, first: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """`(norm(residual + x), residual + x)`, all [rows, hidden]. May reuse the memory of `residual`.
 
-        `heads` is (heads, kv_heads); `norm` the weights [heads + kv_heads, dim] and eps of a norm per head; `cos`,
-        `sin` are `Rope.angles`.
+        With `first`, the weight of another norm, it is `norm_first(x)` that is added.
         """
         ...
 
-    def rotated_into(
-        self,
-        qkv: Tensor,
-        heads: tuple[int, int],
-        norm: tuple[Tensor, float] | None,
-        cos: Tensor,
-        sin: Tensor,
-        slots: Tensor,
-        k: Tensor,
-        v: Tensor,
-    ) -> Tensor:
+    def rotated(self, qkv: Tensor, turn: HeadTurn) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values of `qkv` [rows, heads + 2 * kv_heads, dim], the first two normed and rotated."""
+        ...
+
+    def rotated_into(self, qkv: Tensor, turn: HeadTurn, slots: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """As `rotated`; keys and values go to `slots` of a layer of the pool, queries [rows, heads, dim] come back."""
         ...
 
-    def silu_mul(self, gate_up: Tensor) -> Tensor:
-        """`silu(gate) * up` [rows, ffn] of `gate_up` [rows, 2 * ffn]."""
+    def gated(self, gate_up: Tensor, activation: str) -> Tensor:
+        """`activation(gate) * up` [rows, ffn] of `gate_up` [rows, 2 * ffn]; the activation is silu or gelu_tanh."""
         ...
 
 
 class TorchOps:
     """See FusedOps."""
 
-    def add_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        residual = residual.add_(x)
-        return F.rms_norm(residual, weight.shape, weight, eps), residual
+    def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        if x.dtype == weight.dtype:
+            return F.rms_norm(x, x.shape[-1:], weight, eps)
+        return F.rms_norm(x.to(weight.dtype), x.shape[-1:], weight, eps).to(x.dtype)
 
-    def rotated(
-        self, qkv: Tensor, heads: tuple[int, int], norm: tuple[Tensor, float] | None, cos: Tensor, sin: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        queries, keys = heads
-        turned, v = qkv.split((queries + keys, keys), dim=1)
-        if norm is not None:
-            turned = F.rms_norm(turned, turned.shape[-1:], None, norm[1]) * norm[0]
-        q, k = rotate(turned, cos, sin).split((queries, keys), dim=1)
+    def add_norm(
+        self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, first: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        residual = residual.add_(x if first is None else self.norm(x, first, eps))
+        return self.norm(residual, weight, eps), residual
+
+    def rotated(self, qkv: Tensor, turn: HeadTurn) -> tuple[Tensor, Tensor, Tensor]:
+        turned, v = qkv.split((turn.heads + turn.kv_heads, turn.kv_heads), dim=1)
+        if turn.norm is not None:
+            wide = turned.to(turn.norm.dtype)
+            turned = (F.rms_norm(wide, wide.shape[-1:], None, turn.eps) * turn.norm).to(qkv.dtype)
+        q, k = rotate(turned, turn.cos, turn.sin).split((turn.heads, turn.kv_heads), dim=1)
         return q, k, v
 
-    def rotated_into(
-        self,
-        qkv: Tensor,
-        heads: tuple[int, int],
-        norm: tuple[Tensor, float] | None,
-        cos: Tensor,
-        sin: Tensor,
-        slots: Tensor,
-        k: Tensor,
-        v: Tensor,
-    ) -> Tensor:
-        q, fresh_k, fresh_v = self.rotated(qkv, heads, norm, cos, sin)
+    def rotated_into(self, qkv: Tensor, turn: HeadTurn, slots: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q, fresh_k, fresh_v = self.rotated(qkv, turn)
         k.index_copy_(0, slots, fresh_k)
         v.index_copy_(0, slots, fresh_v)
         return q
 
-    def silu_mul(self, gate_up: Tensor) -> Tensor:
+    def gated(self, gate_up: Tensor, activation: str) -> Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
-        return F.silu(gate).mul_(up)
+        active = F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")
+        return active.mul_(up)
 
 
 def fused_ops(device: torch.device) -> FusedOps:

@@ -11,73 +11,72 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .fused import TorchOps
+from .fused import HeadTurn, TorchOps
 
 _HEADS = 8  # that one program rotates
 _COLUMNS = 1024  # that one program multiplies
 
 
 class TritonOps(TorchOps):
-    """See FusedOps. `rotated`, which only narrowed layers call, stays torch's."""
+    """See FusedOps. `rotated`, which only narrowed layers call, and `norm`, called once a step, stay torch's."""
 
-    def add_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    def add_norm(
+        self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, first: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         rows, hidden = x.shape
         normed = torch.empty_like(x)
         block = triton.next_power_of_2(hidden)
-        constants: dict[str, Any] = {"BLOCK": block, "num_warps": min(16, max(4, block // 512))}
+        warps = min(16, max(4, block // 512))
+        constants: dict[str, Any] = {"BLOCK": block, "FIRST": first is not None, "num_warps": warps}
         if rows:
-            _add_norm[(rows,)](x, residual, weight, normed, hidden, eps, **constants)
+            _add_norm[(rows,)](
+                x, residual, weight, weight if first is None else first, normed, hidden, eps,
+                **constants,
+            )  # fmt: skip
         return normed, residual
 
-    def rotated_into(
-        self,
-        qkv: Tensor,
-        heads: tuple[int, int],
-        norm: tuple[Tensor, float] | None,
-        cos: Tensor,
-        sin: Tensor,
-        slots: Tensor,
-        k: Tensor,
-        v: Tensor,
-    ) -> Tensor:
+    def rotated_into(self, qkv: Tensor, turn: HeadTurn, slots: Tensor, k: Tensor, v: Tensor) -> Tensor:
         rows, total, dim = qkv.shape
-        queries, keys = heads
-        q = torch.empty((rows, queries, dim), dtype=qkv.dtype, device=qkv.device)
-        weight, eps = (cos, 0.0) if norm is None else norm
+        q = torch.empty((rows, turn.heads, dim), dtype=qkv.dtype, device=qkv.device)
+        weight = turn.cos if turn.norm is None else turn.norm
         constants: dict[str, Any] = {
-            "Q": queries,
-            "KV": keys,
+            "Q": turn.heads,
+            "KV": turn.kv_heads,
             "DIM": dim,
             "DIM_PAD": triton.next_power_of_2(dim),
             "HEADS": _HEADS,
-            "NORM": norm is not None,
+            "NORM": turn.norm is not None,
             "num_warps": 4,
         }
         if rows:
             _rotated_into[(rows, triton.cdiv(total, _HEADS))](
-                qkv, q, k, v, slots, cos, sin, weight, k.stride(0), eps, **constants
+                qkv, q, k, v, slots, turn.cos, turn.sin, weight, k.stride(0), turn.eps, **constants
             )
         return q
 
-    def silu_mul(self, gate_up: Tensor) -> Tensor:
+    def gated(self, gate_up: Tensor, activation: str) -> Tensor:
         rows, width = gate_up.shape
         out = torch.empty((rows, width // 2), dtype=gate_up.dtype, device=gate_up.device)
-        constants: dict[str, Any] = {"BLOCK": _COLUMNS, "num_warps": 4}
+        constants: dict[str, Any] = {"BLOCK": _COLUMNS, "SILU": activation == "silu", "num_warps": 4}
         if rows:
-            _silu_mul[(rows, triton.cdiv(width // 2, _COLUMNS))](gate_up, out, width // 2, **constants)
+            _gated[(rows, triton.cdiv(width // 2, _COLUMNS))](gate_up, out, width // 2, **constants)
         return out
 
 
 @triton.jit
-def _add_norm(x, residual, weight, normed, hidden, eps, BLOCK: tl.constexpr):
-    """One row.
+def _add_norm(x, residual, weight, first, normed, hidden, eps, BLOCK: tl.constexpr, FIRST: tl.constexpr):
+    """One row; with FIRST, `x` is normed before it is added.
 
-    The sum is rounded to the residual's dtype before it is normed, as it is when the next layer reads it.
+    What a norm or a sum yields is rounded to the tensors' dtype before it is used, as it is when it is stored.
     """
     row = tl.program_id(0).to(tl.int64) * hidden
     at = tl.arange(0, BLOCK)
     live = at < hidden
     total = tl.load(x + row + at, mask=live, other=0.0).to(tl.float32)
+    if FIRST:
+        total *= tl.rsqrt(tl.sum(total * total, 0) / hidden + eps)
+        total *= tl.load(first + at, mask=live, other=0.0).to(tl.float32)
+        total = total.to(x.dtype.element_ty).to(tl.float32)
     total += tl.load(residual + row + at, mask=live, other=0.0).to(tl.float32)
     rounded = total.to(residual.dtype.element_ty)
     tl.store(residual + row + at, rounded, mask=live)
@@ -119,9 +118,13 @@ def _rotated_into(
 
 
 @triton.jit
-def _silu_mul(gate_up, out, width, BLOCK: tl.constexpr):
+def _gated(gate_up, out, width, BLOCK: tl.constexpr, SILU: tl.constexpr):
     row, at = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     live = at < width
     gate = tl.load(gate_up + row * 2 * width + at, mask=live, other=0.0).to(tl.float32)
     up = tl.load(gate_up + row * 2 * width + width + at, mask=live, other=0.0).to(tl.float32)
-    tl.store(out + row * width + at, (gate * tl.sigmoid(gate) * up).to(out.dtype.element_ty), mask=live)
+    if SILU:
+        active = gate * tl.sigmoid(gate)
+    else:  # gelu's approximation: gate * (1 + tanh(u)) / 2, which is gate * sigmoid(2 * u)
+        active = gate * tl.sigmoid(1.5957691216057308 * (gate + 0.044715 * gate * gate * gate))
+    tl.store(out + row * width + at, (active * up).to(out.dtype.element_ty), mask=live)

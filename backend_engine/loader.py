@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from ..prompt.errors import ConfigError, ModelUnavailable
+from .families import FAMILIES
 from .model import Decoder
 from .spec import ModelSpec, eos_ids, spec_from_config
 from .tokenizer import ChatTokenizer
@@ -45,6 +46,8 @@ def load_model(path_or_name: str | Path, *, dtype: str = "auto", device: str = "
     path = _located(path_or_name)
     with _as_directory(path) as directory:
         spec = _spec(directory)
+        if chosen == torch.float16 and not FAMILIES[spec.family].float16:
+            raise ConfigError(f"dtype float16: activations of {spec.family} exceed its range; use bfloat16")
         weights = load_weights(SafetensorsSource(directory), spec, dtype=chosen, device=device)
         tokenizer = ChatTokenizer(directory) if any(map(Path.is_file, map(directory.joinpath, TOKENIZERS))) else None
     return LoadedModel(

@@ -1,7 +1,9 @@
 """The decoder of every family: a step's rows in, the hidden states of the rows that need logits out."""
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 
 import torch
@@ -9,11 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .attention import attention_backend, default_backend
-from .attention.base import AttentionBackend
+from .attention.base import AttentionBackend, AttentionPlan
 from .batch import Narrowing, StepBatch
-from .fused import fused_ops
+from .fused import HeadTurn, fused_ops
 from .pool import KVPool
-from .rope import Rope
+from .rope import LayerRopes
 from .spec import ModelSpec
 from .weights import Weights
 
@@ -33,7 +35,9 @@ class Decoder:
         self.spec = spec
         self.weights = weights
         self.attention = attention or attention_backend(default_backend(weights.embedding.device.type))
-        self.rope = Rope(spec.rope, weights.embedding.device)
+        self.ropes = LayerRopes(spec.ropes, weights.embedding.device)
+        # Rounded as the embedding is, whose family multiplies the two in its dtype.
+        self._embedding_scale = float(torch.tensor(spec.embedding_scale, dtype=self.dtype))
         self._ops = fused_ops(weights.embedding.device)
 
     @property
@@ -52,43 +56,50 @@ class Decoder:
         stays. No value is read back from the device.
         """
         ops, spec, weights = self._ops, self.spec, self.weights
-        heads, last = (spec.heads, spec.kv_heads), spec.layers - 1
+        last = spec.layers - 1
         residual = F.embedding(batch.ids, weights.embedding)
-        normed = F.rms_norm(residual, (spec.hidden,), weights.layers[0].input_norm, spec.norm_eps)
-        cos, sin = self.rope.angles(batch.positions, self.dtype)
-        plan = self.attention.plan(batch, page_size=pool.page_size, scale=spec.scale)
+        if self._embedding_scale != 1.0:
+            residual = residual * self._embedding_scale
+        normed = ops.norm(residual, weights.layers[0].input_norm, spec.norm_eps)
+        angles, plan = self.ropes.angles(batch.positions, self.dtype), self._plans(batch, pool)
         recomputed = tuple(narrowing.quota for narrowing in batch.narrowings)
         for index, layer in enumerate(weights.layers):
             k_pool, v_pool = pool.layer(index)
             qkv = F.linear(normed, layer.qkv, layer.qkv_bias).view(batch.rows, -1, spec.head_dim)
-            norm = None if layer.qk_norm is None else (layer.qk_norm, spec.norm_eps)
+            turn = HeadTurn(spec.heads, spec.kv_heads, *angles[index], layer.qk_norm, spec.norm_eps)
             due = tuple(narrowing for narrowing in batch.narrowings if narrowing.selector.layer == index)
             if due:
-                q, k, v = ops.rotated(qkv, heads, norm, cos, sin)
+                q, k, v = ops.rotated(qkv, turn)
                 rows, counts = _surviving(due, batch, k, v, k_pool, v_pool)
                 later = tuple(narrowing for narrowing in batch.narrowings if narrowing.selector.layer > index)
                 batch = batch.keep(rows, counts, narrowings=later)
-                residual, q, k, v, cos, sin = (tensor[rows] for tensor in (residual, q, k, v, cos, sin))
+                residual, q, k, v = (tensor[rows] for tensor in (residual, q, k, v))
                 if batch.rows == 0:  # a chunk of repairable rows alone, none of which is chosen
                     return StepOutput(residual, recomputed)
-                plan = self.attention.plan(batch, page_size=pool.page_size, scale=spec.scale)
+                angles, plan = self.ropes.angles(batch.positions, self.dtype), self._plans(batch, pool)
                 pool.write(index, batch.slots, k, v)
             else:
-                q = ops.rotated_into(qkv, heads, norm, cos, sin, batch.slots, k_pool, v_pool)
+                q = ops.rotated_into(qkv, turn, batch.slots, k_pool, v_pool)
             if index == last and batch.logit_rows.shape[0] < batch.rows:  # nobody needs the others any more
                 rows = batch.logit_rows
                 assert not batch.narrowings, "a selector's layer must be one of the model's"
                 batch = batch.keep(rows, batch.logit_counts_host)
                 residual, q = residual[rows], q[rows]
-                plan = self.attention.plan(batch, page_size=pool.page_size, scale=spec.scale)
-            attended = F.linear(plan(q, k_pool, v_pool).flatten(1), layer.out, layer.out_bias)
-            normed, residual = ops.add_norm(attended, residual, layer.post_norm, spec.norm_eps)
-            inner = ops.silu_mul(F.linear(normed, layer.gate_up, layer.gate_up_bias))
+                plan = self._plans(batch, pool)
+            attended = plan(spec.windows[index])(q, k_pool, v_pool).flatten(1)
+            added = F.linear(attended, layer.out, layer.out_bias)
+            normed, residual = ops.add_norm(added, residual, layer.post_norm, spec.norm_eps, first=layer.out_norm)
+            inner = ops.gated(F.linear(normed, layer.gate_up, layer.gate_up_bias), spec.activation)
+            added = F.linear(inner, layer.down, layer.down_bias)
             following = weights.norm if index == last else weights.layers[index + 1].input_norm
-            normed, residual = ops.add_norm(
-                F.linear(inner, layer.down, layer.down_bias), residual, following, spec.norm_eps
-            )
+            normed, residual = ops.add_norm(added, residual, following, spec.norm_eps, first=layer.down_norm)
         return StepOutput(normed, recomputed)
+
+    def _plans(self, batch: StepBatch, pool: KVPool) -> Callable[[int | None], AttentionPlan]:
+        """Attention for the batch by window, made when a layer first asks."""
+        return cache(
+            lambda window: self.attention.plan(batch, page_size=pool.page_size, scale=self.spec.scale, window=window)
+        )
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ original context, which becomes its limit; `longrope` is refused.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,10 +41,11 @@ def rope_from_config(config: Mapping[str, Any], *, head_dim: int, max_positions:
     new, old = config.get("rope_parameters"), config.get("rope_scaling")
     params: dict[str, Any] = {**(old or {}), **(new or {})}
     if any(isinstance(value, Mapping) for value in params.values()):
-        raise ConfigError("config.json: rope_parameters that differ by layer type are not supported")
+        raise ConfigError("config.json: rope_parameters that differ by layer type are not supported for this family")
     kind = str(params.get("rope_type", params.get("type", "default")))
-    if kind not in INVERSE_FREQUENCIES:
-        raise ConfigError(f"config.json: rope type {kind!r} is not supported; known: {', '.join(INVERSE_FREQUENCIES)}")
+    if kind not in INVERSE_FREQUENCIES or kind == NONE:
+        known = ", ".join(name for name in INVERSE_FREQUENCIES if name != NONE)
+        raise ConfigError(f"config.json: rope type {kind!r} is not supported; known: {known}")
     partial = params.get("partial_rotary_factor", config.get("partial_rotary_factor"))
     if partial not in (None, 1, 1.0):
         raise ConfigError(f"config.json: partial_rotary_factor {partial} is not supported (only 1.0)")
@@ -120,6 +121,13 @@ def _llama3(spec: RopeSpec) -> Tensor:
     return torch.where(is_long, plain / spec.factor, torch.where(is_short, plain, blended))
 
 
+def _none(spec: RopeSpec) -> Tensor:
+    return torch.zeros(spec.dim // 2)
+
+
+NONE = "none"
+"""Of layers whose keys carry no position: a rotation by nothing. No config names it; families choose such layers."""
+
 # `dynamic` raises theta with the sequence's length beyond the original context; up to there it is the plain embedding.
 INVERSE_FREQUENCIES: dict[str, Callable[[RopeSpec], Tensor]] = {
     "default": _plain,
@@ -127,6 +135,7 @@ INVERSE_FREQUENCIES: dict[str, Callable[[RopeSpec], Tensor]] = {
     "dynamic": _plain,
     "yarn": _yarn,
     "llama3": _llama3,
+    NONE: _none,
 }
 
 
@@ -139,7 +148,7 @@ class Rope:
         self.scaling = spec.attention_factor
 
     def angles(self, positions: Tensor, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
-        """What `rotate` needs for `positions` [rows]: two [rows, 1, dim], from float32; once a step for all layers."""
+        """What `rotate` needs for `positions` [rows]: two [rows, 1, dim], from float32."""
         angle = positions.to(torch.float32)[:, None] * self.inv_freq
         cos, sin = _whole(angle)
         return (cos * self.scaling).to(dtype)[:, None], (sin * self.scaling).to(dtype)[:, None]
@@ -153,6 +162,30 @@ class Rope:
         before, after = (place.to(self.inv_freq)[:, None] * self.inv_freq for place in (old, new))
         cos, sin = _whole(after.to(torch.float64) - before.to(torch.float64))
         return rotate(k, cos.to(k.dtype)[:, None], sin.to(k.dtype)[:, None])
+
+
+class LayerRopes:
+    """The rotary embeddings of a model's layers, `specs` in their order; layers that share one share its angles."""
+
+    def __init__(self, specs: Sequence[RopeSpec], device: torch.device | str = "cpu") -> None:
+        self.specs = tuple(specs)
+        self.device = torch.device(device)
+        self._ropes = {spec: Rope(spec, device) for spec in self.specs}
+
+    def angles(self, positions: Tensor, dtype: torch.dtype = torch.float32) -> tuple[tuple[Tensor, Tensor], ...]:
+        """`Rope.angles` of every layer; once a step, and again when rows were dropped."""
+        made = {spec: rope.angles(positions, dtype) for spec, rope in self._ropes.items()}
+        return tuple(made[spec] for spec in self.specs)
+
+    def move(self, k: Tensor, old: Tensor, new: Tensor) -> Tensor:
+        """`Rope.move` of keys `k` [layers, tokens, heads, dim], each layer by its own angles."""
+        if len(self._ropes) == 1:
+            return self._ropes[self.specs[0]].move(k, old, new)
+        moved = torch.empty_like(k)
+        for spec, rope in self._ropes.items():
+            layers = [index for index, of_layer in enumerate(self.specs) if of_layer == spec]
+            moved[layers] = rope.move(k[layers], old, new)
+        return moved
 
 
 def _whole(angle: Tensor) -> tuple[Tensor, Tensor]:

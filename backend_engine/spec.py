@@ -1,19 +1,25 @@
-"""What the one decoder needs to know about a model, read from a Hugging Face config. A family is an entry here."""
+"""What the one decoder needs to know about a model, read from a Hugging Face config. Families are in families.py."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..prompt.errors import ConfigError
-from .rope import RopeSpec, rope_from_config
+from .families import FAMILIES, FULL, SLIDING, Family, size
+from .rope import NONE, RopeSpec, rope_from_config
+
+ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
+"""Names of gates in configs, and ours."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
-    """Sizes and switches of a decoder-only transformer with RMSNorm, rotary positions and a gated SiLU feed-forward.
+    """Sizes and switches of a decoder-only transformer with RMSNorm, rotary positions and a gated feed-forward.
 
-    `max_context` is the number of tokens for which the arithmetic is exact: a sliding window or a rope type whose
-    angles depend on the length lowers it below the model's own claim.
+    `max_context` is the number of tokens for which the arithmetic is exact: a rope type whose angles depend on the
+    length lowers it below the model's own claim. `ropes` and `windows` have an entry for each layer; a window is how
+    many keys a row sees at most, itself included. With `norm_offset` norms multiply by 1 + their weight; with
+    `sandwich` what attention and feed-forward add is normed too.
     """
 
     family: str
@@ -24,13 +30,19 @@ class ModelSpec:
     kv_heads: int
     head_dim: int
     ffn: int
+    activation: str
     norm_eps: float
+    norm_offset: bool
+    sandwich: bool
     tied: bool
     qkv_bias: bool
     out_bias: bool
     mlp_bias: bool
     qk_norm: bool
-    rope: RopeSpec
+    scale: float  # factor of the attention scores
+    embedding_scale: float
+    ropes: tuple[RopeSpec, ...]
+    windows: tuple[int | None, ...]
     max_context: int
     eos_ids: tuple[int, ...] = ()
 
@@ -39,89 +51,43 @@ class ModelSpec:
         """Query heads per key/value head."""
         return self.heads // self.kv_heads
 
-    @property
-    def scale(self) -> float:
-        """Factor of the attention scores."""
-        return self.head_dim**-0.5
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Family:
-    """How a family differs from Llama. The functions read a config; a config omits what equals its family's default."""
-
-    qkv_bias: Callable[[Mapping[str, Any]], bool]
-    out_bias: Callable[[Mapping[str, Any]], bool] = lambda config: False
-    qk_norm: bool = False
-    head_dim: int | None = None  # None: hidden / heads
-    kv_heads: int | None = None  # None: as many as heads
-    max_context: int = 2048
-    window: Callable[[Mapping[str, Any]], int | None] = lambda config: None
-
-
-def _attention_bias(config: Mapping[str, Any]) -> bool:
-    return bool(config.get("attention_bias", False))
-
-
-def _qwen_window(config: Mapping[str, Any]) -> int | None:
-    return config.get("sliding_window", 4096) if config.get("use_sliding_window") else None
-
-
-FAMILIES: dict[str, Family] = {
-    "LlamaForCausalLM": Family(qkv_bias=_attention_bias, out_bias=_attention_bias),
-    "MistralForCausalLM": Family(
-        qkv_bias=lambda config: False,
-        kv_heads=8,
-        max_context=131072,
-        window=lambda config: config.get("sliding_window", 4096),
-    ),
-    "Qwen2ForCausalLM": Family(
-        qkv_bias=lambda config: True, kv_heads=32, max_context=32768, window=_qwen_window
-    ),
-    "Qwen3ForCausalLM": Family(
-        qkv_bias=_attention_bias,
-        out_bias=_attention_bias,
-        qk_norm=True,
-        head_dim=128,
-        kv_heads=32,
-        max_context=32768,
-        window=_qwen_window,
-    ),
-}  # fmt: skip
-
-_BY_MODEL_TYPE = {name.removesuffix("ForCausalLM").lower(): name for name in FAMILIES}
-
 
 def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
     """Read a `config.json`. Raises ConfigError that names what is missing or not supported."""
     name = _architecture(config)
     family = FAMILIES[name]
-    hidden, heads = _size(config, "hidden_size"), _size(config, "num_attention_heads")
-    kv_heads = config.get("num_key_value_heads") or family.kv_heads or heads
-    head_dim = config.get("head_dim") or family.head_dim or hidden // heads
-    activation = config.get("hidden_act", "silu")
-    if activation not in ("silu", "swish"):
-        raise ConfigError(f"config.json: hidden_act {activation!r} is not supported (only silu)")
+    config = _completed(config, family)
+    _refuse_what_is_not_computed(config)
+    hidden, heads = size(config, "hidden_size"), size(config, "num_attention_heads")
+    kv_heads = config.get("num_key_value_heads") or heads
+    head_dim = config.get("head_dim") or hidden // heads
     if heads % kv_heads:
         raise ConfigError(f"config.json: num_attention_heads {heads} is no multiple of num_key_value_heads {kv_heads}")
-    claimed = int(config.get("max_position_embeddings") or family.max_context)
-    rope = rope_from_config(config, head_dim=head_dim, max_positions=claimed)
+    claimed, layers = int(config.get("max_position_embeddings") or 2048), size(config, "num_hidden_layers")
+    kinds = _kinds(config, family)
     return ModelSpec(
         family=name,
-        vocab=_size(config, "vocab_size"),
+        vocab=size(config, "vocab_size"),
         hidden=hidden,
-        layers=_size(config, "num_hidden_layers"),
+        layers=layers,
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
-        ffn=_size(config, "intermediate_size"),
+        ffn=size(config, "intermediate_size"),
+        activation=_activation(config),
         norm_eps=float(config.get("rms_norm_eps", 1e-6)),
+        norm_offset=family.norm_offset,
+        sandwich=family.sandwich,
         tied=bool(config.get("tie_word_embeddings", False)),
         qkv_bias=family.qkv_bias(config),
         out_bias=family.out_bias(config),
         mlp_bias=bool(config.get("mlp_bias", False)),
         qk_norm=family.qk_norm,
-        rope=rope,
-        max_context=min(claimed, family.window(config) or claimed),
+        scale=float(config.get("query_pre_attn_scalar") or head_dim) ** -0.5,
+        embedding_scale=hidden**0.5 if family.scaled_embedding else 1.0,
+        ropes=_ropes(config, family, kinds, head_dim=head_dim, max_positions=claimed),
+        windows=_windows(config, kinds),
+        max_context=claimed,
         eos_ids=eos_ids(config),
     )
 
@@ -135,7 +101,8 @@ def eos_ids(config: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def _architecture(config: Mapping[str, Any]) -> str:
-    named = [*(config.get("architectures") or ()), _BY_MODEL_TYPE.get(str(config.get("model_type")))]
+    by_type = {family.model_type: name for name, family in FAMILIES.items()}
+    named = [*(config.get("architectures") or ()), by_type.get(str(config.get("model_type")))]
     for name in named:
         if name in FAMILIES:
             return name
@@ -143,8 +110,55 @@ def _architecture(config: Mapping[str, Any]) -> str:
     raise ConfigError(f"config.json: architecture {shown} is not supported; supported are {', '.join(FAMILIES)}")
 
 
-def _size(config: Mapping[str, Any], key: str) -> int:
-    value = config.get(key)
-    if type(value) is not int or value <= 0:
-        raise ConfigError(f"config.json: {key} must be a positive integer, found {value!r}")
-    return value
+def _completed(config: Mapping[str, Any], family: Family) -> dict[str, Any]:
+    """The language model's config with its family's defaults; what ends a generation may stand beside it."""
+    if family.nested is None:
+        return {**family.defaults, **config}
+    nested = config.get(family.nested) or {}
+    if not isinstance(nested, Mapping):
+        raise ConfigError(f"config.json: {family.nested} must be an object")
+    outer = {key: config[key] for key in ("eos_token_id", "tie_word_embeddings") if config.get(key) is not None}
+    return {**family.defaults, **nested, **outer}
+
+
+def _refuse_what_is_not_computed(config: Mapping[str, Any]) -> None:
+    for key in ("attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention"):
+        if config.get(key):
+            raise ConfigError(f"config.json: {key} {config[key]} is not supported (only null)")
+
+
+def _activation(config: Mapping[str, Any]) -> str:
+    name = config.get("hidden_activation") or config.get("hidden_act", "silu")
+    if name not in ACTIVATIONS:
+        raise ConfigError(f"config.json: hidden_act {name!r} is not supported; known: {', '.join(ACTIVATIONS)}")
+    return ACTIVATIONS[name]
+
+
+def _kinds(config: Mapping[str, Any], family: Family) -> list[str]:
+    """The type of each layer, FULL or SLIDING."""
+    kinds, layers = config.get("layer_types") or family.kinds(config), config["num_hidden_layers"]
+    if unknown := sorted({str(kind) for kind in kinds} - {FULL, SLIDING}):
+        raise ConfigError(f"config.json: layer type {unknown[0]!r} is not supported; known: {FULL}, {SLIDING}")
+    if len(kinds) != layers:
+        raise ConfigError(f"config.json: layer_types has {len(kinds)} entries for {layers} layers")
+    return list(kinds)
+
+
+def _windows(config: Mapping[str, Any], kinds: list[str]) -> tuple[int | None, ...]:
+    if SLIDING not in kinds or config.get("sliding_window") is None:
+        return (None,) * len(kinds)
+    window = size(config, "sliding_window")
+    return tuple(window if kind == SLIDING else None for kind in kinds)
+
+
+def _ropes(
+    config: Mapping[str, Any], family: Family, kinds: list[str], *, head_dim: int, max_positions: int
+) -> tuple[RopeSpec, ...]:
+    made = {
+        kind: rope_from_config(family.rope(config, kind), head_dim=head_dim, max_positions=max_positions)
+        for kind in dict.fromkeys(kinds)
+    }
+    return tuple(
+        made[kind] if roped else replace(made[kind], kind=NONE)
+        for kind, roped in zip(kinds, family.ropes(config), strict=True)
+    )

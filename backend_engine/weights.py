@@ -25,16 +25,21 @@ class LayerWeights:
     qk_norm: Tensor | None  # [heads + kv_heads, head_dim]: weights of the query heads' norm, then of the key heads'
     out: Tensor  # [hidden, heads * head_dim]
     out_bias: Tensor | None
-    post_norm: Tensor  # [hidden]
+    out_norm: Tensor | None  # [hidden]: of what attention adds
+    post_norm: Tensor  # [hidden]: of what the feed-forward reads
     gate_up: Tensor  # [2 * ffn, hidden]
     gate_up_bias: Tensor | None
     down: Tensor  # [hidden, ffn]
     down_bias: Tensor | None
+    down_norm: Tensor | None  # [hidden]: of what the feed-forward adds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
-    """All weights of a model, of one dtype on one device. With tied embeddings `head` is `embedding` itself."""
+    """All weights of a model, of one dtype on one device. With tied embeddings `head` is `embedding` itself.
+
+    Norms are what a normed value is multiplied by: of a family with `norm_offset` 1 + what is stored, in float32.
+    """
 
     embedding: Tensor  # [vocab, hidden]
     layers: tuple[LayerWeights, ...]
@@ -55,13 +60,14 @@ class SafetensorsSource:
     """The safetensors files of a model directory, sharded or not. Tensors are read when asked for."""
 
     def __init__(self, directory: Path) -> None:
-        self._files: dict[str, Path] = {}
+        self._files: dict[str, tuple[Path, str]] = {}
         self._shapes: dict[str, tuple[int, ...]] = {}
         for path in weight_files(directory):
             with _opened(path) as file:
-                for name in file.keys():  # noqa: SIM118 (safe_open is no mapping)
-                    self._files[name] = path
-                    self._shapes[name] = tuple(file.get_slice(name).get_shape())
+                for stored in file.keys():  # noqa: SIM118 (safe_open is no mapping)
+                    name = _plain_name(stored)
+                    self._files[name] = (path, stored)
+                    self._shapes[name] = tuple(file.get_slice(stored).get_shape())
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
@@ -70,8 +76,17 @@ class SafetensorsSource:
 
     def get(self, name: str) -> Tensor:
         """The tensor called `name`, in its stored dtype on the CPU. Raises ModelUnavailable if it cannot be read."""
-        with _opened(self._files[name]) as file:
-            return file.get_tensor(name)
+        path, stored = self._files[name]
+        with _opened(path) as file:
+            return file.get_tensor(stored)
+
+
+def _plain_name(stored: str) -> str:
+    """A language model's tensor by the name that it would have alone, where it is part of a larger model."""
+    for nested, plain in (("language_model.model.", "model."), ("model.language_model.", "model.")):
+        if stored.startswith(nested):
+            return plain + stored.removeprefix(nested)
+    return stored.removeprefix("language_model.")
 
 
 def weight_files(directory: Path) -> list[Path]:
@@ -107,11 +122,14 @@ def load_weights(
             place.copy_(part)
         return fused
 
+    def norm(name: str) -> Tensor:
+        return (source.get(name).float() + 1.0).to(device) if spec.norm_offset else read(name)
+
     embedding = read("model.embed_tokens.weight")
     return Weights(
         embedding=embedding,
-        layers=tuple(_layer(read, spec, f"model.layers.{index}.") for index in range(spec.layers)),
-        norm=read("model.norm.weight"),
+        layers=tuple(_layer(read, norm, spec, f"model.layers.{index}.") for index in range(spec.layers)),
+        norm=norm("model.norm.weight"),
         head=embedding if spec.tied else read("lm_head.weight"),
     )
 
@@ -136,6 +154,8 @@ def expected_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
         layer[f"{name}.weight"] = (rows, columns)
         if bias:
             layer[f"{name}.bias"] = (rows,)
+    if spec.sandwich:
+        layer |= {f"{name}_feedforward_layernorm.weight": (spec.hidden,) for name in ("pre", "post")}
     if spec.qk_norm:
         layer |= {f"self_attn.{name}_norm.weight": (spec.head_dim,) for name in "qk"}
     whole: dict[str, tuple[int, ...]] = {
@@ -161,29 +181,34 @@ def _empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
     return torch.empty(shape, dtype=dtype, device=device)
 
 
-def _layer(read: Callable[..., Tensor], spec: ModelSpec, prefix: str) -> LayerWeights:
+def _layer(read: Callable[..., Tensor], norm: Callable[[str], Tensor], spec: ModelSpec, prefix: str) -> LayerWeights:
     def stacked(kind: str, *names: str) -> Tensor:
         return read(*(f"{prefix}{name}.{kind}" for name in names))
+
+    def norm_of(name: str) -> Tensor:
+        return norm(f"{prefix}{name}_layernorm.weight")
 
     qkv = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
     gate_up = ("mlp.gate_proj", "mlp.up_proj")
     return LayerWeights(
-        input_norm=stacked("weight", "input_layernorm"),
+        input_norm=norm_of("input"),
         qkv=stacked("weight", *qkv),
         qkv_bias=stacked("bias", *qkv) if spec.qkv_bias else None,
-        qk_norm=_per_head(read, spec, prefix) if spec.qk_norm else None,
+        qk_norm=_per_head(norm, spec, prefix) if spec.qk_norm else None,
         out=stacked("weight", "self_attn.o_proj"),
         out_bias=stacked("bias", "self_attn.o_proj") if spec.out_bias else None,
-        post_norm=stacked("weight", "post_attention_layernorm"),
+        out_norm=norm_of("post_attention") if spec.sandwich else None,
+        post_norm=norm_of("pre_feedforward" if spec.sandwich else "post_attention"),
         gate_up=stacked("weight", *gate_up),
         gate_up_bias=stacked("bias", *gate_up) if spec.mlp_bias else None,
         down=stacked("weight", "mlp.down_proj"),
         down_bias=stacked("bias", "mlp.down_proj") if spec.mlp_bias else None,
+        down_norm=norm_of("post_feedforward") if spec.sandwich else None,
     )
 
 
-def _per_head(read: Callable[..., Tensor], spec: ModelSpec, prefix: str) -> Tensor:
-    q, k = (read(f"{prefix}self_attn.{name}_norm.weight") for name in "qk")
+def _per_head(norm: Callable[[str], Tensor], spec: ModelSpec, prefix: str) -> Tensor:
+    q, k = (norm(f"{prefix}self_attn.{name}_norm.weight") for name in "qk")
     return torch.cat([q.expand(spec.heads, -1), k.expand(spec.kv_heads, -1)])
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from ..backend_engine.rope import Rope
+from ..backend_engine.rope import LayerRopes
 from ..backend_engine.spec import ModelSpec
 from ..backend_engine.types import GenerationRequest, KVBlock, Result, Reuse, ReusedSpan, RowSelector, SamplingParams
 from ..prompt.errors import BadRequest, ContextTooLong
@@ -77,12 +77,12 @@ class Reuser:
         min_tokens: int = 32,
         device: str = "cpu",
     ) -> None:
-        require_movable(spec.rope)
+        require_movable(spec.ropes)
         assert min_tokens >= 1, min_tokens
         self._service = service
         self._store = store
         self._spec = spec
-        self._rope = Rope(spec.rope, device)
+        self._ropes = LayerRopes(spec.ropes, device)
         self._fingerprint = fingerprint
         self._salt = salt
         self._min_tokens = min_tokens
@@ -191,7 +191,7 @@ class Reuser:
 
     def _placed(self, chunk: StoredChunk, start: int, tokens: int) -> ReusedSpan:
         part = KVBlock(chunk.kv.k[:, :tokens], chunk.kv.v[:, :tokens])
-        return ReusedSpan(start, repositioned(part, self._rope, old=chunk.position, new=start))
+        return ReusedSpan(start, repositioned(part, self._ropes, old=chunk.position, new=start))
 
     def _warm_one(self, ids: tuple[int, ...], space: KeySpace, priority: int) -> str:
         if not self._worth(len(ids)):

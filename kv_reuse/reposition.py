@@ -1,36 +1,39 @@
 """Moves a chunk's keys to another place (values have none); rope types that cannot move are refused."""
 
+from collections.abc import Iterable
+
 import torch
 
-from ..backend_engine.rope import Rope, RopeSpec
+from ..backend_engine.rope import NONE, LayerRopes, RopeSpec
 from ..backend_engine.types import KVBlock
 from ..prompt.errors import ConfigError
 
-MOVABLE = frozenset({"default", "linear", "dynamic", "yarn", "llama3"})
-"""Rope types whose angle is position times a constant, so that a rotation by the difference is exact.
+MOVABLE = frozenset({"default", "linear", "dynamic", "yarn", "llama3", NONE})
+"""Rope types whose angle is position times a constant (or nothing), so that a rotation by the difference is exact.
 
 `dynamic` is one of them because the engine runs it only up to the context where its frequencies begin to change.
 """
 
 
-def require_movable(spec: RopeSpec) -> None:
-    """Raise ConfigError naming a rope type whose keys cannot be moved exactly."""
-    if spec.kind not in MOVABLE:
+def require_movable(layers: Iterable[RopeSpec]) -> None:
+    """Raise ConfigError naming a layer's rope type whose keys cannot be moved exactly."""
+    if fixed := sorted({spec.kind for spec in layers} - MOVABLE):
         known = ", ".join(sorted(MOVABLE))
-        raise ConfigError(f"chunk KV cannot be moved under rope type {spec.kind!r} (only under: {known}); reuse is off")
+        raise ConfigError(f"chunk KV cannot be moved under rope type {fixed[0]!r} (only under: {known}); reuse is off")
 
 
-def repositioned(block: KVBlock, rope: Rope, *, old: int, new: int) -> KVBlock:
-    """The block whose keys, rotated for positions `old ...`, are rotated for `new ...` instead, on the rope's device.
+def repositioned(block: KVBlock, ropes: LayerRopes, *, old: int, new: int) -> KVBlock:
+    """The block whose keys, rotated for positions `old ...`, are rotated for `new ...` instead, on the ropes' device.
 
-    The angle is the difference of the engine's own float32 angles at the two places and the arithmetic is float32, so
-    float32 keys differ from keys computed at the new place by rounding only, and narrower ones by one more rounding to
-    their dtype. `block` is not changed; values, and keys that need no move, are shared with it where the device allows.
+    A layer's angle is the difference of the engine's own float32 angles at the two places and the arithmetic is
+    float32, so float32 keys differ from keys computed at the new place by rounding only, and narrower ones by one more
+    rounding to their dtype. `block` is not changed; values, and keys that need no move, are shared with it where the
+    device allows.
     """
-    require_movable(rope.spec)
-    device = rope.inv_freq.device
+    require_movable(ropes.specs)
+    device = ropes.device
     k, v = block.k.to(device, non_blocking=True), block.v.to(device, non_blocking=True)
     if old != new:
         places = torch.arange(block.tokens, device=device)
-        k = rope.move(k.float(), places + old, places + new).to(k.dtype)
+        k = ropes.move(k.float(), places + old, places + new).to(k.dtype)
     return KVBlock(k, v)

@@ -24,7 +24,8 @@ def _tiny(architecture: str, path: Path, **extra: object) -> Path:
     import torch
     import transformers
 
-    config = getattr(transformers, f"{architecture}Config")(
+    family = getattr(transformers, f"{architecture}ForCausalLM")
+    config = family.config_class(
         vocab_size=512,
         hidden_size=96,
         intermediate_size=128,
@@ -39,9 +40,9 @@ def _tiny(architecture: str, path: Path, **extra: object) -> Path:
         **extra,
     )
     torch.manual_seed(0)
-    model = getattr(transformers, f"{architecture}ForCausalLM")(config).float()
-    for name, value in model.named_parameters():
-        if name.endswith("bias"):
+    model = family(config).float()
+    for value in model.parameters():
+        if not value.any():  # biases, and norms that multiply by 1 + weight
             torch.nn.init.normal_(value, std=0.5)
     model.save_pretrained(path)
     return path
@@ -60,6 +61,26 @@ def tiny_qwen2_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def tiny_qwen3_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return _tiny("Qwen3", tmp_path_factory.mktemp("tiny-qwen3"), tie_word_embeddings=False)
+
+
+@pytest.fixture(scope="session")
+def tiny_gemma3_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three layers in four see 24 keys, with another rope than the fourth."""
+    rope = {"rope_type": "linear", "factor": 4.0}
+    return _tiny("Gemma3", tmp_path_factory.mktemp("tiny-gemma3"), sliding_window=24, sliding_window_pattern=4,
+                 query_pre_attn_scalar=24, rope_scaling=rope)  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def tiny_mistral_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With a window that tests' prompts exceed."""
+    return _tiny("Mistral", tmp_path_factory.mktemp("tiny-mistral"), sliding_window=20)
+
+
+@pytest.fixture(scope="session")
+def tiny_smollm3_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The second and the fourth layer have no positions."""
+    return _tiny("SmolLM3", tmp_path_factory.mktemp("tiny-smollm3"), no_rope_layer_interval=2, pad_token_id=0)
 
 
 def _pulled(name: str) -> Path:

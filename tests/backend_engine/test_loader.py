@@ -48,15 +48,33 @@ def test_spec_of_a_minimal_config_has_the_family_defaults() -> None:
     assert (spec.kv_heads, spec.head_dim, spec.max_context, spec.tied) == (6, 16, 2048, False)
     assert (spec.qkv_bias, spec.out_bias, spec.qk_norm, spec.eos_ids) == (False, False, False, (2, 7))
     qwen3 = spec_from_config({**LLAMA, "architectures": ["Qwen3ForCausalLM"], "num_key_value_heads": 2})
-    assert (qwen3.head_dim, qwen3.qk_norm, qwen3.group, qwen3.rope.dim) == (128, True, 3, 128)
+    assert (qwen3.head_dim, qwen3.qk_norm, qwen3.group, qwen3.ropes[0].dim) == (128, True, 3, 128)
     by_type = spec_from_config({**LLAMA, "architectures": None, "model_type": "qwen2", "num_key_value_heads": 2})
     assert (by_type.family, by_type.qkv_bias) == ("Qwen2ForCausalLM", True)
 
 
-def test_a_sliding_window_bounds_the_context() -> None:
+def test_which_layers_have_a_window() -> None:
     qwen = {**LLAMA, "architectures": ["Qwen2ForCausalLM"], "num_key_value_heads": 2, "sliding_window": 64}
-    assert spec_from_config(qwen).max_context == 32768
-    assert spec_from_config({**qwen, "use_sliding_window": True}).max_context == 64
+    assert spec_from_config(qwen).windows == (None, None)
+    assert spec_from_config({**qwen, "use_sliding_window": True}).windows == (None, None)
+    sliding = spec_from_config({**qwen, "use_sliding_window": True, "max_window_layers": 1})
+    assert (sliding.windows, sliding.max_context) == ((None, 64), 32768)
+    mistral = {**LLAMA, "architectures": ["MistralForCausalLM"], "num_key_value_heads": 2}
+    assert spec_from_config(mistral).windows == (4096, 4096)
+    assert spec_from_config({**mistral, "sliding_window": None}).windows == (None, None)
+
+
+def test_gemma_configs_omit_nearly_everything() -> None:
+    """As the one of a 4B checkpoint with images, whose language model is all that is read."""
+    text = {"hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text", "num_hidden_layers": 34,
+            "rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024}  # fmt: skip
+    config = {"architectures": ["Gemma3ForConditionalGeneration"], "eos_token_id": [1, 106], "model_type": "gemma3"}
+    spec = spec_from_config({**config, "text_config": text, "vision_config": {"hidden_size": 1152}})
+    assert (spec.vocab, spec.heads, spec.kv_heads, spec.head_dim, spec.tied) == (262208, 8, 4, 256, True)
+    assert (spec.scale, spec.embedding_scale, spec.eos_ids) == (1 / 16, 2560**0.5, (1, 106))
+    assert spec.windows[:7] == (1024, 1024, 1024, 1024, 1024, None, 1024)
+    assert [(rope.theta, rope.factor) for rope in spec.ropes[4:6]] == [(1e4, 1.0), (1e6, 8.0)]
+    assert (spec.activation, spec.norm_offset, spec.sandwich, spec.max_context) == ("gelu_tanh", True, True, 131072)
 
 
 @pytest.mark.parametrize(
@@ -68,6 +86,18 @@ def test_a_sliding_window_bounds_the_context() -> None:
         ({"hidden_act": "gelu"}, "gelu"),
         ({"num_key_value_heads": 4}, "num_key_value_heads"),
         ({"rope_scaling": {"type": "longrope"}}, "longrope"),
+        ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
+        ({"final_logit_softcapping": 30.0}, "final_logit_softcapping"),
+        ({"architectures": ["Gemma2ForCausalLM"]}, "Gemma2ForCausalLM"),
+        ({"layer_types": ["full_attention", "linear_attention"]}, "linear_attention"),
+        ({"layer_types": ["full_attention"]}, "1 entries for 2 layers"),
+        ({"layer_types": ["sliding_attention"] * 2, "sliding_window": "wide"}, "sliding_window"),
+        ({"architectures": ["SmolLM3ForCausalLM"], "num_key_value_heads": 2, "no_rope_layers": [1]}, "no_rope_layers"),
+        ({"architectures": ["Gemma3ForConditionalGeneration"], "text_config": 3}, "text_config"),
+        (
+            {"architectures": ["Gemma3ForCausalLM"], "num_attention_heads": 8, "sliding_window_pattern": 0},
+            "sliding_window_pattern",
+        ),
     ],
 )
 def test_configs_that_are_not_supported(changes: dict[str, Any], named: str) -> None:

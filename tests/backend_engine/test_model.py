@@ -12,7 +12,14 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 PAGE = 16
-FAMILIES = ["tiny_llama_dir", "tiny_qwen2_dir", "tiny_qwen3_dir"]
+FAMILIES = [
+    "tiny_llama_dir",
+    "tiny_mistral_dir",
+    "tiny_qwen2_dir",
+    "tiny_qwen3_dir",
+    "tiny_smollm3_dir",
+    "tiny_gemma3_dir",
+]
 
 
 @pytest.fixture(params=FAMILIES)
@@ -108,12 +115,12 @@ def test_scaled_rope_equals_transformers(rope: dict[str, float], tiny_model: Cal
     torch.testing.assert_close(got, expected_logits(directory, ids), rtol=0, atol=1e-4)
 
 
-def test_mistral_is_exact_within_its_window(tiny_model: Callable[..., Path]) -> None:
-    directory = tiny_model("Mistral", sliding_window=64)
-    model, ids = load_model(directory), random_ids(64)
-    assert model.spec.max_context == 64
-    pool = KVPool(model.spec, pages=4, page_size=PAGE)
-    got = run(model, pool, whole(ids, shuffled_pages(4)))
+def test_qwen_with_windows_in_its_last_layers_equals_transformers(tiny_model: Callable[..., Path]) -> None:
+    directory = tiny_model("Qwen2", use_sliding_window=True, sliding_window=30, max_window_layers=2)
+    model, ids = load_model(directory), random_ids(300)
+    assert model.spec.windows == (None, None, 30, 30) and model.spec.max_context == 1024
+    pool = KVPool(model.spec, pages=19, page_size=PAGE)
+    got = run(model, pool, whole(ids, shuffled_pages(19)))
     torch.testing.assert_close(got, expected_logits(directory, ids), rtol=0, atol=1e-4)
 
 

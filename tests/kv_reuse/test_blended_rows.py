@@ -108,7 +108,7 @@ class Bench:
     def load(self, part: RequestRows, case: Case) -> None:
         for start, length in case.spans:
             alone = self.alone(case.ids[start : start + length])
-            moved = repositioned(alone, self.model.decoder.rope, old=0, new=start)
+            moved = repositioned(alone, self.model.decoder.ropes, old=0, new=start)
             self.pool.write_block(self.slots(part, start, start + length), moved)
 
     def alone(self, ids: Sequence[int]) -> KVBlock:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from promptsluice.backend_engine.rope import Rope
+from promptsluice.backend_engine.rope import LayerRopes
 from promptsluice.backend_engine.spec import ModelSpec, spec_from_config
 from promptsluice.backend_engine.types import GenerationRequest, KVBlock, Result, RowSelector
 from promptsluice.kv_reuse import ChunkStore, EmptyStore, KVDeviation, RamStore, Reuser, WarmReport, repositioned
@@ -119,9 +119,9 @@ def test_plan_places_hits_and_names_misses():
     assert plan.hits == ((0, 10, "ram"), (20, 12, "ram"), (32, 10, "ram"))
     assert plan.misses == (C,)
     assert plan.reuse is not None and plan.reuse.ratio == 0.15 and plan.reuse.selector == KVDeviation()
-    rope = Rope(SPEC.rope)
+    ropes = LayerRopes(SPEC.ropes)
     for span, chunk in zip(plan.reuse.spans, (A, B, A), strict=True):
-        moved = repositioned(kv_of(chunk), rope, old=0, new=span.start)
+        moved = repositioned(kv_of(chunk), ropes, old=0, new=span.start)
         assert tuple(ids[span.start : span.stop]) == chunk
         assert torch.equal(span.kv.k, moved.k) and torch.equal(span.kv.v, moved.v)
     assert sum(tier.hits for tier in reuser.stats()) == 2, "a chunk that occurs twice is loaded once"
@@ -191,6 +191,6 @@ def test_salts_and_models_do_not_see_each_other():
 
 
 def test_a_model_whose_positions_cannot_move_is_refused():
-    spec: ModelSpec = replace(SPEC, rope=replace(SPEC.rope, kind="longrope"))
+    spec: ModelSpec = replace(SPEC, ropes=(*SPEC.ropes[:2], replace(SPEC.ropes[2], kind="longrope")))
     with pytest.raises(ConfigError, match="'longrope'"):
         make(spec=spec)
