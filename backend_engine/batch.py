@@ -13,6 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .tiers.base import Loads
+from .tiers.empty import NO_LOADS
 from .types import RowSelector
 
 
@@ -55,6 +57,7 @@ class StepBatch:
     key_count_host: tuple[int, ...]
     logit_counts_host: tuple[int, ...]  # logit rows per request, [B]
     narrowings: tuple[Narrowing, ...] = ()
+    loads: Loads = NO_LOADS  # keys and values that come into the pool from elsewhere, layer by layer
 
     @property
     def rows(self) -> int:

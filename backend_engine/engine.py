@@ -6,7 +6,7 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 import torch
@@ -25,16 +25,21 @@ from .scheduler import Scheduler
 from .sequence import Phase, Sequence, Sink
 from .steps import Launched, SingleRowSteps
 from .table import Chunk, RunningTable, StepPlan
+from .tiers.base import TierStats
+from .tiers.open import open_tiers
+from .tiers.streams import SideStream
 from .types import Delta, FinishReason, GenerationRequest, Result
 
 logger = logging.getLogger(__name__)
 
 # Rows whose logits over the whole vocabulary are in memory at a time when prompts are scored.
 SCORED_ROWS = 64
+# How long a step waits for the disk while nothing can run: whoever comes meanwhile waits with it.
+_LONGEST_PAUSE_S = 0.005
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineStats:
+class EngineStats(TierStats):
     """A snapshot. Pages and requests are counts now, the others totals since the start."""
 
     waiting: int = 0
@@ -47,6 +52,7 @@ class EngineStats:
     finished: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    loaded_tokens: int = 0  # brought back by a tier, also for requests that were preempted
     reused_tokens: int = 0
     recomputed_tokens: int = 0
     generated_tokens: int = 0
@@ -70,8 +76,12 @@ class Engine:
         *,
         options: EngineOptions | None = None,
         single_rows: Callable[..., SingleRowSteps] | None = None,
+        side_stream: SideStream | None = None,
     ) -> None:
-        """`single_rows` makes what runs steps of one row a request: by default CUDA graphs, on a GPU."""
+        """`single_rows` makes what runs steps of one row a request: by default CUDA graphs, on a GPU.
+
+        `side_stream` is where pages are copied to and from host memory: by default a CUDA stream, on a GPU.
+        """
         self.model = model
         self.options = options = options or EngineOptions()
         decoder, spec = model.decoder, model.spec
@@ -82,7 +92,10 @@ class Engine:
             spec, pages=pages + 1, page_size=options.page_size, dtype=decoder.dtype, device=decoder.device
         )
         self.allocator = PageAllocator(pages)
-        self.tree = RadixTree(self.allocator, page_size=options.page_size)
+        self.tier = open_tiers(options, self.pool, spec, fingerprint=model.fingerprint, stream=side_stream)
+        self.tree = RadixTree(
+            self.allocator, page_size=options.page_size, naming=self.tier.naming, evicted=self.tier.put
+        )
         self.max_tokens = min(spec.max_context, pages * options.page_size)
         self._table = RunningTable(
             rows=options.max_running,
@@ -91,7 +104,12 @@ class Engine:
             device=decoder.device,
         )
         self._scheduler = Scheduler(
-            pool=self.pool, allocator=self.allocator, tree=self.tree, table=self._table, options=options
+            pool=self.pool,
+            allocator=self.allocator,
+            tree=self.tree,
+            tier=self.tier,
+            table=self._table,
+            options=options,
         )
         self._graphs: SingleRowSteps | None = None
         if single_rows is None and decoder.device.type == "cuda":
@@ -161,11 +179,14 @@ class Engine:
         self._plan = None
         plan = self._plan = self._scheduler.schedule()
         if self._graphs is not None and plan.greedy:
+            self.tier.loads().settle()
             self._table.refresh()
             launched = self._graphs.run(*self._table.single_rows(plan))
             self._land(_Flight(graphs=self._graphs, sequences=plan.sequences, launched=launched), plan)
         elif plan.sequences:
             self._postprocess(plan, self._run(plan))
+        elif self._scheduler.waiting:  # for a slow tier, all of them
+            self.tier.wait(_LONGEST_PAUSE_S)
         self._plan = None
 
     def _land(self, flight: "_Flight", plan: StepPlan) -> None:
@@ -181,12 +202,15 @@ class Engine:
 
     def _run(self, plan: StepPlan) -> list[int]:
         """Compute the plan's rows; score prompts that ask for it; return a new token for each of `plan.drawing`."""
+        loads = self.tier.loads()
         if self._graphs is not None and plan.single:
+            loads.settle()
             self._table.refresh()
             launched = self._graphs.run(*self._table.single_rows(plan))
             return sample(launched.logits, self._table.sampling(plan.drawing)).tolist()
         decoder = self.model.decoder
-        hidden = decoder.forward(self._table.layout(plan), self.pool).hidden
+        hidden = decoder.forward(replace(self._table.layout(plan), loads=loads), self.pool).hidden
+        loads.settle()  # where all rows are dropped, not all layers are run
         drawing, place = list(range(len(plan.decodes))), len(plan.decodes)
         for chunk in plan.chunks:
             self._score(chunk, hidden[place : place + chunk.scored])
@@ -234,7 +258,9 @@ class Engine:
         sequence.append(token)
         self._table.set_token(sequence)
         self._totals["generated"] += 1
-        sequence.first_token = sequence.first_token or time.monotonic()
+        if sequence.first_token is None:
+            sequence.first_token = time.monotonic()
+            self.tier.computed(len(sequence.plan), sequence.first_token - (sequence.admitted or sequence.first_token))
         reason, text = self._reason(sequence, token), ""
         if sequence.detokenizer is not None:
             text, stopped = sequence.detokenizer.push(token)
@@ -293,6 +319,7 @@ class Engine:
         else:  # scheduling failed otherwise: what runs, or what could not be admitted, is to blame
             affected = scheduler.running or list(scheduler.waiting)[:1]
         self._plan = self._flight = None
+        self.tier.loads().settle()  # their pages are others' from here on
         for sequence in list(affected):
             if sequence.phase is not Phase.DONE:
                 self._give_up(sequence, error)
@@ -310,10 +337,16 @@ class Engine:
             finished=totals["finished"],
             prompt_tokens=totals["prompt"],
             cached_tokens=self._scheduler.counts.cached_tokens,
+            loaded_tokens=self._scheduler.counts.loaded_tokens,
             reused_tokens=totals["reused"],
             recomputed_tokens=totals["recomputed"],
             generated_tokens=totals["generated"],
+            **asdict(self.tier.stats()),
         )
+
+    def close(self) -> None:
+        """End what works in the background; nothing may run afterwards."""
+        self.tier.close()
 
 
 def _result(sequence: Sequence, reason: FinishReason) -> Result:
@@ -323,6 +356,7 @@ def _result(sequence: Sequence, reason: FinishReason) -> Result:
         prompt_tokens=sequence.prompt,
         completion_tokens=sequence.generated,
         cached_tokens=sequence.cached,
+        loaded_tokens=min(sequence.loaded, sequence.cached),
         reused_tokens=sequence.reused - sequence.recomputed,
         recomputed_tokens=sequence.recomputed,
         queue_ms=1000 * ((sequence.admitted or now) - sequence.submitted),

@@ -64,6 +64,7 @@ class Decoder:
         angles, plan = self.ropes.angles(batch.positions, self.dtype), self._plans(batch, pool)
         recomputed = tuple(narrowing.quota for narrowing in batch.narrowings)
         for index, layer in enumerate(weights.layers):
+            batch.loads.wait(index)
             k_pool, v_pool = pool.layer(index)
             qkv = F.linear(normed, layer.qkv, layer.qkv_bias).view(batch.rows, -1, spec.head_dim)
             turn = HeadTurn(spec.heads, spec.kv_heads, *angles[index], layer.qk_norm, spec.norm_eps)

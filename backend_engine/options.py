@@ -1,6 +1,7 @@
 """The engine's sizes, checked where they are given."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from ..prompt.errors import ConfigError
 
@@ -11,6 +12,10 @@ class EngineOptions:
 
     `step_tokens` bounds the rows of a step: it trades the time between tokens of running streams for prefill speed. A
     request waits for another one that is just computing at least `shared_tokens` of its prompt.
+
+    What the prefix tree gives up is kept in `host_bytes` of host memory, and from there written to `disk_bytes` of
+    files below `disk_path`, which other engines may share; 0 turns a tier off. The disk's pages pass through host
+    memory.
     """
 
     kv_bytes: int = 1 << 30
@@ -19,11 +24,21 @@ class EngineOptions:
     step_tokens: int = 512
     max_running: int = 64
     shared_tokens: int = 64
+    host_bytes: int = 0
+    disk_bytes: int = 0
+    disk_path: Path | None = None
 
     def __post_init__(self) -> None:
         for name in ("kv_bytes", "page_size", "step_tokens", "max_running", "shared_tokens"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, found {getattr(self, name)}")
+        for name in ("host_bytes", "disk_bytes"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} must not be negative, found {getattr(self, name)}")
+        if self.disk_bytes and (self.disk_path is None or not self.host_bytes):
+            raise ConfigError(
+                "disk_bytes needs disk_path, the folder of the files, and host_bytes, which they pass through"
+            )
         if self.pages is not None and self.pages < 2:
             raise ConfigError(f"pages must be at least 2, found {self.pages}")
         if self.step_tokens < self.max_running:

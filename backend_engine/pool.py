@@ -22,12 +22,14 @@ class KVPool:
         page_size: int = 16,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
+        pinned: bool = False,
     ) -> None:
+        """`pinned`: memory of a host from and to which a GPU copies on its own; torch takes the next power of two."""
         assert pages > 0 and page_size > 0, (pages, page_size)
         self.pages = pages
         self.page_size = page_size
         shape = (spec.layers, 2, pages * page_size, spec.kv_heads, spec.head_dim)
-        self.data = torch.zeros(shape, dtype=dtype, device=device)
+        self.data = torch.zeros(shape, dtype=dtype, device=device, pin_memory=pinned)
 
     @staticmethod
     def bytes_per_token(spec: ModelSpec, dtype: torch.dtype) -> int:

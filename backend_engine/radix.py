@@ -9,7 +9,7 @@ it too, so a page may be evicted exactly if nothing follows it and the tree's re
 """
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import count
 
@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .pages import PageAllocator, Pages
+from .tiers.keys import PageKeys
 
 Ids = NDArray[np.int64]
 
@@ -37,12 +38,13 @@ class Match:
 class _Node:
     """`ids` continue the parent's prefix and lie in `pages`: whole ones, or one partly filled (a tail, a leaf)."""
 
-    __slots__ = ("children", "ids", "key", "pages", "parent", "queued", "used")
+    __slots__ = ("children", "ids", "key", "names", "pages", "parent", "queued", "used")
 
     def __init__(self, key: bytes, ids: Ids, pages: Pages, *, parent: "_Node | None", used: int) -> None:
         self.key = key
         self.ids = ids
         self.pages = pages
+        self.names: list[bytes] = []  # of the pages, once they were needed
         self.parent = parent
         self.used = used
         self.queued = False
@@ -64,12 +66,25 @@ _NO_PAGES = np.empty(0, dtype=np.int32)
 
 
 class RadixTree:
-    """Prefixes per namespace, evicted least recently used first, from their ends."""
+    """Prefixes per namespace, evicted least recently used first, from their ends.
 
-    def __init__(self, allocator: PageAllocator, *, page_size: int) -> None:
+    With `naming`, the names and pages that `evict` has just freed are handed to `evicted`, before anybody can take
+    them: all at once, each page after those before it in its prefix. Tails have no names.
+    """
+
+    def __init__(
+        self,
+        allocator: PageAllocator,
+        *,
+        page_size: int,
+        naming: PageKeys | None = None,
+        evicted: Callable[[list[bytes], Pages], object] = lambda names, pages: None,
+    ) -> None:
         self.page_size = page_size
         self.pages = 0
         self._allocator = allocator
+        self._naming = naming
+        self._evicted = evicted
         self._top = _Node(b"", _NO_IDS, _NO_PAGES, parent=None, used=0)  # its children are the namespaces' roots
         self._held = np.zeros(allocator.pages, dtype=bool)
         self._clock = count(1)
@@ -117,6 +132,7 @@ class RadixTree:
     def evict(self, wanted: int) -> int:
         """Free `wanted` pages, or all that are evictable if those are fewer; return how many were freed."""
         freed, kept = 0, []
+        gone: list[tuple[list[bytes], Pages]] = []
         while freed < wanted and self._heap:
             used, _, node = heapq.heappop(self._heap)
             node.queued = False
@@ -125,13 +141,20 @@ class RadixTree:
             if used != node.used:
                 self._queue(node)
                 continue
-            freed += self._shorten(node, wanted - freed)
+            names = self._names(node)
+            dropped = self._shorten(node, wanted - freed)
+            freed += len(dropped)
+            if names:
+                gone.append((names[len(node.pages) :], dropped))
             if len(node.pages):
                 kept.append(node)
             else:
                 self._unlink(node)
         for node in kept:
             self._queue(node)
+        if gone:
+            gone.reverse()  # a node is emptied before its parent
+            self._evicted([name for names, _ in gone for name in names], np.concatenate([pages for _, pages in gone]))
         return freed
 
     def _root(self, namespace: str) -> _Node:
@@ -178,6 +201,7 @@ class RadixTree:
         parent, pages = node.parent, inside // self.page_size
         assert parent is not None and inside > 0, (inside, node.ids)
         upper = _Node(node.key, node.ids[:inside], node.pages[:pages], parent=parent, used=node.used)
+        upper.names, node.names = node.names[:pages], node.names[pages:]
         parent.children[node.key] = upper
         node.parent, node.ids, node.pages = upper, node.ids[inside:], node.pages[pages:]
         node.key = node.ids[: self.page_size].tobytes()
@@ -206,14 +230,29 @@ class RadixTree:
         self._allocator.ref(known[different])
         self._allocator.unref(own[different])
 
-    def _shorten(self, node: _Node, wanted: int) -> int:
-        """Drop up to `wanted` pages, which nobody else uses, from the end of a leaf."""
+    def _shorten(self, node: _Node, wanted: int) -> Pages:
+        """Drop up to `wanted` pages, which nobody else uses, from the end of a leaf; returns them."""
         used_by_others = np.flatnonzero(self._allocator.refs(node.pages) > 1)
         keep = max(len(node.pages) - wanted, int(used_by_others[-1]) + 1 if len(used_by_others) else 0)
-        dropped = len(node.pages) - keep
-        self._drop(node.pages[keep:])
-        node.pages, node.ids = node.pages[:keep], node.ids[: keep * self.page_size]
+        dropped = node.pages[keep:]
+        self._drop(dropped)
+        node.pages, node.ids, node.names = node.pages[:keep], node.ids[: keep * self.page_size], node.names[:keep]
         return dropped
+
+    def _names(self, node: _Node) -> list[bytes]:
+        """The names of a node's pages, each made of all tokens before it; noted, also for the nodes on the way."""
+        if self._naming is None or len(node.ids) % self.page_size:
+            return []
+        unnamed, above = [], node
+        while len(above.names) < len(above.pages):
+            unnamed.append(above)
+            assert above.parent is not None
+            above = above.parent
+        last = above.names[-1] if above.names else self._naming.start(above.key.decode())
+        for each in reversed(unnamed):
+            each.names = self._naming.extend(last, each.ids)
+            last = each.names[-1]
+        return node.names
 
     def _drop(self, pages: Pages) -> None:
         self._allocator.unref(pages)

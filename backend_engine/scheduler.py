@@ -19,6 +19,7 @@ from .prefill_shares import shares
 from .radix import Match, RadixTree, common_tokens
 from .sequence import NO_PAGES, Phase, Sequence, trimmed
 from .table import Chunk, RunningTable, StepPlan
+from .tiers.base import PrefixTier
 
 _NO_MATCH = Match(NO_PAGES, -1, 0, 0)
 _PREFILLS = 8  # so many may be under way at a time, or as many as fill the step
@@ -30,13 +31,21 @@ class SchedulerCounts:
 
     preemptions: int = 0
     cached_tokens: int = 0
+    loaded_tokens: int = 0
 
 
 class Scheduler:
     """Waiting sequences, running ones by rank, and the pages between them. For one thread."""
 
     def __init__(
-        self, *, pool: KVPool, allocator: PageAllocator, tree: RadixTree, table: RunningTable, options: EngineOptions
+        self,
+        *,
+        pool: KVPool,
+        allocator: PageAllocator,
+        tree: RadixTree,
+        tier: PrefixTier,
+        table: RunningTable,
+        options: EngineOptions,
     ) -> None:
         self.waiting = FairQueue()
         self.running: list[Sequence] = []
@@ -45,6 +54,7 @@ class Scheduler:
         self._pool = pool
         self._allocator = allocator
         self._tree = tree
+        self._tier = tier
         self._table = table
         self._options = options
 
@@ -60,28 +70,39 @@ class Scheduler:
             if sequence.phase is Phase.DECODE and self._grow(sequence):
                 plan.decodes.append(sequence)
         budget = self._options.step_tokens - len(plan.decodes)
-        self._admit_in_turn(budget)
+        fetching = self._admit_in_turn(budget)
         prefills = self._prefills()
         given = zip(prefills, shares(prefills, budget), strict=True)
         plan.chunks = [_chunk(sequence, count) for sequence, count in given if count]
-        assert plan.sequences or not self.waiting or self.running, "a waiting request does not fit into an idle engine"
+        idle = not (plan.sequences or self.running or fetching)
+        assert not (idle and self.waiting), "a waiting request does not fit into an idle engine"
+        if self._allocator.free < self._tier.headroom:
+            self._evict(1)
         return plan
 
-    def _admit_in_turn(self, budget: int) -> None:
-        """Admit whose turn it is until there are prefills enough. Who finds no room holds up all after it."""
+    def _admit_in_turn(self, budget: int) -> bool:
+        """Admit whose turn it is until there are prefills enough. Who finds no room holds up all after it.
+
+        Returns whether anybody was passed over who waits for a slow tier.
+        """
+        fetching = False
         if budget <= 0:
-            return
+            return fetching
         for sequence in self.waiting.in_turn():
             begun = self._prefills()
             if len(begun) >= _PREFILLS and sum(other.remaining for other in begun) >= budget:
-                return
+                return fetching
             if self._follows(sequence):
+                continue
+            if self._fetches(sequence):
+                fetching = True
                 continue
             self.admitting = sequence
             admitted = self._admit(sequence)
             self.admitting = None
             if not admitted:
-                return
+                break
+        return fetching
 
     def _prefills(self) -> list[Sequence]:
         return [sequence for sequence in self.running if sequence.phase is Phase.PREFILL]
@@ -105,7 +126,7 @@ class Scheduler:
             return False
         size = self._pool.page_size
         short = [sequence for sequence in sequences if len(sequence.pages) * size < sequence.length + 1]
-        self._tree.evict(len(short) - self._allocator.free)
+        self._evict(len(short) - self._allocator.free)
         if self._allocator.free < len(short):
             return False
         for sequence in short:
@@ -123,6 +144,7 @@ class Scheduler:
 
     def _extend(self, sequence: Sequence) -> None:
         page = self._allocator.alloc(1, after=int(sequence.pages[-1]))
+        self._tier.claim(page)
         self._table.set_pages(sequence, np.concatenate((sequence.pages, page)))
 
     def advance(self, chunk: Chunk) -> None:
@@ -158,7 +180,7 @@ class Scheduler:
         """Make room for the newest token's KV; False if this cost the sequence its own place."""
         if len(sequence.pages) * self._pool.page_size >= sequence.length:
             return True
-        while not self._allocator.free and not self._tree.evict(1):
+        while not self._allocator.free and not self._evict(1):
             victim = self.running[-1]
             self._preempt(victim)
             if victim is sequence:
@@ -192,6 +214,30 @@ class Scheduler:
         common = min(common_tokens(sequence.ids[:-1], leader.ids), leader.limit)
         return common // self._pool.page_size * self._pool.page_size
 
+    def _evict(self, wanted: int) -> int:
+        """Have the prefix tree free `wanted` pages, and some more where a batch costs a tier no more than a few."""
+        return self._tree.evict(max(wanted, self._tier.batch)) if wanted > 0 else 0
+
+    def _names(self, sequence: Sequence) -> list[bytes]:
+        """The names of all whole pages that may be loaded: all but the last token's."""
+        naming, names = self._tier.naming, sequence.names
+        if naming is None or not sequence.shares:
+            return []
+        size = self._pool.page_size
+        whole = (sequence.length - 1) // size
+        if len(names) < whole:
+            before = names[-1] if names else naming.start(sequence.request.namespace)
+            names += naming.extend(before, sequence.ids[len(names) * size : whole * size])
+        return names[:whole]
+
+    def _fetches(self, sequence: Sequence) -> bool:
+        """Whether to wait for what a slow tier has of this one's prompt; it is asked once."""
+        if sequence.fetch is None:
+            names = self._names(sequence)
+            known = len(self._match(sequence).pages) if names else 0
+            sequence.fetch = self._tier.fetch(names[known:])
+        return not sequence.fetch.done
+
     def _match(self, sequence: Sequence) -> Match:
         if not sequence.shares:
             return _NO_MATCH
@@ -202,17 +248,26 @@ class Scheduler:
         match = None if self._table.full else self._placed(sequence)
         if match is None:
             return False
+        size, first = self._pool.page_size, len(match.pages)
+        stored = self._names(sequence)[first:]
+        stored = stored[: self._tier.match(stored)]
+        if stored:  # the page that partly matches is among them
+            match = Match(match.pages, -1, 0, first * size)
         self.waiting.take(sequence)
         self._table.enter(sequence)
         insort(self.running, sequence, key=lambda other: other.rank)
         self._take_pages(sequence, match)
+        loading = self._tier.load(stored, sequence.pages[first : first + len(stored)]) * size
+        cached = match.tokens + loading
         if sequence.admitted is None:
             sequence.admitted = time.monotonic()
-            sequence.cached = min(match.tokens, sequence.prompt)
+            sequence.cached = min(cached, sequence.prompt)
+            sequence.loaded = loading
             self.counts.cached_tokens += sequence.cached
-        sequence.cached = min(sequence.cached, match.tokens)  # what was evicted meanwhile is computed after all
+        sequence.cached = min(sequence.cached, cached)  # what was evicted meanwhile is computed after all
+        self.counts.loaded_tokens += loading
         reuse = sequence.request.reuse
-        sequence.start(match.tokens, trimmed(reuse.spans, match.tokens) if reuse else ())
+        sequence.start(cached, trimmed(reuse.spans, cached) if reuse else (), loading=loading)
         self.waiting.charge(sequence)
         for span in sequence.spans:
             self._pool.write_block(self._table.slots(sequence, span.start, span.stop), span.kv)
@@ -238,8 +293,9 @@ class Scheduler:
         """Share a match's whole pages, copy the partly matching one, and take fresh ones for the rest."""
         held, missing = _held(match), self._missing(sequence, match)
         self._allocator.ref(held)
-        self._tree.evict(missing - self._allocator.free)
+        self._evict(missing - self._allocator.free)
         fresh = self._allocator.alloc(missing, after=int(match.pages[-1]) if len(match.pages) else -1)
+        self._tier.claim(fresh)
         self._table.set_pages(sequence, np.concatenate((match.pages, fresh)))  # from here on `discard` knows them
         if match.partial >= 0:
             places = torch.arange(match.partial_tokens, device=self._pool.data.device)
@@ -255,7 +311,9 @@ class Scheduler:
             first, last = self.waiting.first, self.running[-1]
             if first.priority <= last.priority:
                 return
-            if self._follows(first) or (not self._table.full and self._placed(first) is not None):
+            if self._follows(first) or self._fetches(first):
+                return
+            if not self._table.full and self._placed(first) is not None:
                 return
             self._preempt(last)
 

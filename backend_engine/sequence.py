@@ -13,6 +13,7 @@ from torch import Tensor
 from ..prompt.errors import PromptsluiceError
 from .detokenize import Detokenizer
 from .pages import Pages
+from .tiers.base import Fetch
 from .types import Delta, GenerationRequest, KVBlock, Result, ReusedSpan
 
 Rows = NDArray[np.int64]
@@ -70,7 +71,10 @@ class Sequence:
     leader: "tuple[Sequence, int] | None" = None  # who computes a prefix that this one waits for, and its length
     logprobs: Tensor | None = None
     kv: KVBlock | None = None
+    names: list[bytes] = field(default_factory=list)  # of the leading whole pages, as far as they were needed
+    fetch: Fetch | None = None  # what a slow tier brings for it, once it was asked
     cached: int = 0
+    loaded: int = 0  # of those cached, the tokens that a tier brought back
     reused: int = 0
     recomputed: int = 0
     raised: int = 0  # above the request's priority, after a long wait
@@ -126,8 +130,11 @@ class Sequence:
         self.tokens[self.length] = token
         self.length += 1
 
-    def start(self, cached: int, spans: tuple[ReusedSpan, ...]) -> None:
-        """Plan the prefill of all tokens after a prefix hit of `cached`, with the reused `spans` that lie behind it."""
+    def start(self, cached: int, spans: tuple[ReusedSpan, ...], *, loading: int = 0) -> None:
+        """Plan the prefill of all tokens after a prefix hit of `cached`, with the reused `spans` that lie behind it.
+
+        The last `loading` of the cached ones are on their way: they count as computed after the first step.
+        """
         inside = np.zeros(self.length, dtype=bool)
         for span in spans:
             inside[span.start : span.stop] = True
@@ -145,7 +152,7 @@ class Sequence:
         self.spans = spans
         self.limit = spans[0].start if spans else self.most
         self.ran = 0
-        self.computed = cached
+        self.computed = cached - loading
         self.phase = Phase.PREFILL
 
     def stop(self, phase: Phase) -> None:

@@ -163,6 +163,7 @@ class EngineService:
             self.engine.abort(sequence)
         self._stats = self.engine.stats()
         self._flush()
+        self.engine.close()
 
     def _post(self, mailbox: Mailbox, item: Item) -> None:
         self._outbox[mailbox.loop].append((mailbox, item))

@@ -148,14 +148,16 @@ class Delta:
 class Result:
     """The counters of a finished request. Times in milliseconds from submission.
 
-    `cached_tokens` came from the prefix tree; `reused_tokens` from spans without being recomputed; `recomputed_tokens`
-    are rows of spans that were repaired. `prompt_logprobs` is float32 [prompt_tokens - 1], natural log.
+    `cached_tokens` came from the prefix tree, `loaded_tokens` of them from a tier under it; `reused_tokens` from spans
+    without being recomputed; `recomputed_tokens` are rows of spans that were repaired. `prompt_logprobs` is float32
+    [prompt_tokens - 1], natural log.
     """
 
     finish_reason: FinishReason
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = 0
+    loaded_tokens: int = 0
     reused_tokens: int = 0
     recomputed_tokens: int = 0
     queue_ms: float = 0.0

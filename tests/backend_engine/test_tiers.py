@@ -1,0 +1,304 @@
+"""Evicted prefixes in host memory and on disk: the same tokens as without, and nothing leaks."""
+
+import random
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+from promptsluice.backend_engine.engine import Engine
+from promptsluice.backend_engine.loader import LoadedModel, load_model
+from promptsluice.backend_engine.options import EngineOptions
+from promptsluice.backend_engine.pool import KVPool
+from promptsluice.backend_engine.tiers.streams import SideStream
+from promptsluice.backend_engine.tiers.tiered import Tiers
+from promptsluice.prompt.errors import ConfigError
+
+from .driving import DEVICE, Collected, Reference, alone, assert_idle, finish, greedy, random_ids, together
+from .eager import EagerSteps
+
+PAGE = 4
+WAIT_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def model(tiny_llama_dir: Path) -> LoadedModel:
+    return load_model(tiny_llama_dir, dtype="float32", device=DEVICE)
+
+
+@pytest.fixture(scope="module")
+def reference(tiny_llama_dir: Path) -> Reference:
+    return Reference(tiny_llama_dir)
+
+
+@dataclass
+class LateStream:
+    """A side stream that does everything as late as it may: copies are made when somebody waits for them."""
+
+    waiting: list[Callable[[], None]] = field(default_factory=list)
+    done: int = 0
+    lock: threading.RLock = field(default_factory=threading.RLock)
+
+    def follow(self) -> None:
+        return
+
+    def run(self, work: Callable[[], None]) -> None:
+        with self.lock:
+            self.waiting.append(work)
+
+    def mark(self) -> "LateMark":
+        with self.lock:
+            return LateMark(self, self.done + len(self.waiting))
+
+    def reach(self, place: int) -> None:
+        with self.lock:
+            while self.done < place:
+                self.waiting.pop(0)()
+                self.done += 1
+
+
+@dataclass
+class LateMark:
+    stream: LateStream
+    place: int
+
+    def hold(self) -> None:
+        self.stream.reach(self.place)
+
+    def wait(self) -> None:
+        self.stream.reach(self.place)
+
+
+def tiered(
+    model: LoadedModel,
+    *,
+    pages: int = 60,
+    host_pages: int = 400,
+    disk: Path | None = None,
+    disk_pages: int = 1000,
+    side_stream: SideStream | None = None,
+    single_rows: Callable[..., EagerSteps] | None = None,
+    **sizes: int,
+) -> Engine:
+    page_bytes = KVPool.bytes_per_token(model.spec, model.decoder.dtype) * PAGE
+    options = EngineOptions(
+        pages=pages,
+        page_size=PAGE,
+        host_bytes=host_pages * page_bytes,
+        disk_bytes=disk_pages * (page_bytes + 64) if disk else 0,
+        disk_path=disk,
+        **({"step_tokens": 64, "max_running": 16, "shared_tokens": 8} | sizes),
+    )
+    return Engine(model, options=options, side_stream=side_stream, single_rows=single_rows)
+
+
+def tiers(engine: Engine) -> Tiers:
+    assert isinstance(engine.tier, Tiers)
+    return engine.tier
+
+
+def forget(engine: Engine) -> None:
+    """Push everything out of the pool."""
+    engine.tree.evict(engine.tree.pages)
+    assert engine.allocator.free == engine.allocator.pages
+
+
+def settled(engine: Engine) -> None:
+    """Nothing is being written any more, and all is in order."""
+    assert tiers(engine).quiet(WAIT_S)
+    tiers(engine).check()
+    assert_idle(engine)
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("single_rows", [None, EagerSteps])
+def test_an_evicted_conversation_comes_back(
+    model: LoadedModel, reference: Reference, late: bool, single_rows: type[EagerSteps] | None
+) -> None:
+    engine = tiered(model, side_stream=LateStream() if late else None, single_rows=single_rows)
+    ids = random_ids(101, 1)
+    first = alone(engine, greedy(ids))
+    forget(engine)
+    again = alone(engine, greedy(ids))
+    assert first.tokens == again.tokens == reference.greedy(ids)
+    assert again.result.cached_tokens == again.result.loaded_tokens == 100
+    assert alone(engine, greedy(ids)).result.loaded_tokens == 0  # it is in the pool again
+    longer = (*ids, *again.tokens, *random_ids(30, 2))
+    forget(engine)
+    turn = alone(engine, greedy(longer))
+    assert turn.tokens == reference.greedy(longer)
+    assert turn.result.cached_tokens == (101 + 11) // PAGE * PAGE
+    assert engine.stats().loaded_tokens == 100 + turn.result.loaded_tokens
+    settled(engine)
+
+
+def test_what_the_pool_still_has_is_not_loaded(model: LoadedModel, reference: Reference) -> None:
+    engine, ids = tiered(model), random_ids(160, 1)
+    together(engine, greedy(ids))
+    engine.tree.evict(25)
+    again = alone(engine, greedy(ids))
+    assert again.tokens == reference.greedy(ids)
+    assert 64 <= again.result.loaded_tokens < again.result.cached_tokens == 156
+    settled(engine)
+
+
+def test_two_that_want_the_same_pages_load_them_once(model: LoadedModel, reference: Reference) -> None:
+    engine, ids = tiered(model, side_stream=LateStream()), random_ids(120, 1)
+    alone(engine, greedy(ids))
+    forget(engine)
+    both = together(engine, greedy(ids), greedy(ids))
+    assert [sink.tokens for sink in both] == [reference.greedy(ids)] * 2
+    assert engine.stats().host_loaded_pages == 29
+    settled(engine)
+
+
+def test_tenants_do_not_see_each_others_pages(model: LoadedModel) -> None:
+    engine, ids = tiered(model), random_ids(100, 1)
+    alone(engine, greedy(ids, namespace="a"))
+    forget(engine)
+    assert alone(engine, greedy(ids, namespace="b")).result.cached_tokens == 0
+    forget(engine)
+    assert alone(engine, greedy(ids, namespace="a")).result.loaded_tokens == 96
+
+
+def test_a_short_prefix_is_computed(model: LoadedModel) -> None:
+    engine, ids = tiered(model), random_ids(50, 1)
+    alone(engine, greedy(ids))
+    forget(engine)
+    assert alone(engine, greedy(ids)).result.cached_tokens == 0
+
+
+def test_host_memory_keeps_beginnings_and_its_budget(model: LoadedModel, reference: Reference) -> None:
+    engine, ids = tiered(model, host_pages=20), random_ids(120, 1)
+    alone(engine, greedy(ids))
+    forget(engine)
+    assert engine.stats().host_pages_cached == engine.stats().host_pages_total == 20
+    again = alone(engine, greedy(ids))
+    assert again.result.loaded_tokens == 20 * PAGE
+    assert again.tokens == reference.greedy(ids)
+    settled(engine)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_an_abort_before_its_pages_are_there(model: LoadedModel, reference: Reference, late: bool) -> None:
+    """The prefill takes several steps; the request goes between them, and others take its pages."""
+    engine = tiered(model, side_stream=LateStream() if late else None, step_tokens=16)
+    ids, other = random_ids(100, 1), random_ids(150, 2)
+    alone(engine, greedy(ids))
+    forget(engine)
+    sequence = engine.add(greedy((*ids, *random_ids(60, 3))), Collected())
+    engine.step()
+    engine.abort(sequence)
+    assert alone(engine, greedy(other)).tokens == reference.greedy(other)
+    assert alone(engine, greedy(ids)).tokens == reference.greedy(ids)
+    settled(engine)
+
+
+def test_pages_come_back_from_disk_to_another_engine(model: LoadedModel, reference: Reference, tmp_path: Path) -> None:
+    first, ids = tiered(model, disk=tmp_path), random_ids(101, 1)
+    alone(first, greedy(ids))
+    forget(first)
+    settled(first)
+    assert first.stats().disk_written_pages == first.stats().disk_pages > 24
+    second = tiered(model, disk=tmp_path)
+    sink = alone(second, greedy(ids))
+    assert sink.tokens == reference.greedy(ids)
+    assert sink.result.loaded_tokens == 100
+    assert second.stats().disk_read_pages == 25
+    settled(second)
+    first.close()
+    second.close()
+
+
+def test_others_run_while_the_disk_is_read(model: LoadedModel, reference: Reference, tmp_path: Path) -> None:
+    first, ids, other = tiered(model, disk=tmp_path), random_ids(101, 1), random_ids(20, 2)
+    alone(first, greedy(ids))
+    forget(first)
+    settled(first)
+    second = tiered(model, disk=tmp_path)
+    both = together(second, greedy(ids), greedy(other, 30))
+    assert both[0].tokens == reference.greedy(ids) and both[0].result.loaded_tokens == 100
+    assert both[1].tokens == reference.greedy(other, 30)
+    settled(second)
+    first.close()
+    second.close()
+
+
+def test_an_abort_while_the_disk_is_read(model: LoadedModel, tmp_path: Path) -> None:
+    first, ids = tiered(model, disk=tmp_path), random_ids(101, 1)
+    alone(first, greedy(ids))
+    forget(first)
+    settled(first)
+    second, sink = tiered(model, disk=tmp_path), Collected()
+    sequence = second.add(greedy(ids), sink)
+    second.step()
+    second.abort(sequence)
+    finish(second)
+    assert sink.result.finish_reason == "abort"
+    settled(second)
+    first.close()
+    second.close()
+
+
+def test_another_models_pages_are_not_found(model: LoadedModel, tmp_path: Path) -> None:
+    first, ids = tiered(model, disk=tmp_path), random_ids(101, 1)
+    alone(first, greedy(ids))
+    forget(first)
+    settled(first)
+    second = tiered(replace(model, fingerprint="other weights"), disk=tmp_path)
+    assert alone(second, greedy(ids)).result.cached_tokens == 0
+    first.close()
+    second.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("seed", "late", "disk"), [(0, False, False), (1, True, False), (2, True, True)])
+def test_a_mixed_load_on_a_small_pool(
+    model: LoadedModel, reference: Reference, tmp_path: Path, seed: int, late: bool, disk: bool
+) -> None:
+    """Conversations of three tenants on too few pages: preemptions, aborts and evictions at every tier."""
+    dice = random.Random(seed)
+    engine = tiered(
+        model,
+        pages=70,
+        host_pages=90,
+        disk=tmp_path if disk else None,
+        disk_pages=150,
+        side_stream=LateStream() if late else None,
+        step_tokens=48,
+        max_running=6,
+    )
+    talks = [random_ids(dice.randrange(70, 120), 100 * seed + each) for each in range(8)]
+    live, asked = list[tuple](), list[tuple[tuple[int, ...], int, Collected]]()
+    for _ in range(150):
+        talk, sink, length = dice.randrange(len(talks)), Collected(), dice.choice([1, 6, 30])
+        ids = talks[talk][: dice.randrange(60, len(talks[talk]) + 1)]
+        request = greedy(ids, length, namespace=dice.choice(["", "a", "b"]), priority=dice.choice([0, 0, 1]))
+        live.append((engine.add(request, sink), sink))
+        asked.append((ids, length, sink))
+        while len(engine.sequences) > 8:
+            engine.step()
+        if dice.random() < 0.15:
+            engine.abort(dice.choice(live)[0])
+    finish(engine)
+    settled(engine)
+    stats = engine.stats()
+    assert stats.preemptions > 0 and stats.loaded_tokens > 1000 and stats.host_evicted_pages > 0
+    assert stats.host_pages_cached <= stats.host_pages_total == 90
+    if disk:
+        assert stats.disk_read_pages > 0
+        assert sum(file.stat().st_size for file in tmp_path.rglob("*.page")) <= engine.options.disk_bytes
+    for ids, length, sink in dice.sample(asked, 50):
+        expected = reference.greedy(ids, length)
+        assert sink.tokens == expected[: len(sink.tokens)]
+        assert sink.result.finish_reason == "abort" or sink.tokens == expected
+    forget(engine)
+    engine.close()
+
+
+def test_options_that_make_no_sense() -> None:
+    with pytest.raises(ConfigError, match="disk_path"):
+        EngineOptions(host_bytes=1, disk_bytes=1)
+    with pytest.raises(ConfigError, match="host_bytes"):
+        EngineOptions(host_bytes=-1)
