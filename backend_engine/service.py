@@ -9,6 +9,7 @@ import logging
 import threading
 import time
 from collections import defaultdict
+from collections.abc import Iterable
 
 import torch
 
@@ -90,21 +91,29 @@ class EngineService:
         return Generation(mailbox, lambda: self.abort(sequence))
 
     def run(self, request: GenerationRequest) -> Result:
-        """Run a request to its end; blocks, so never from an event loop.
+        """`run_all` of one request."""
+        return self.run_all([request])[0]
 
-        Raises as `submit` does, what the engine failed with, and Overloaded when the service stops meanwhile.
+    def run_all(self, requests: Iterable[GenerationRequest]) -> list[Result]:
+        """Run requests to their ends, in steps that they share; blocks, so never from an event loop.
+
+        Raises as `submit` does, what the engine failed with, and Overloaded when the service stops meanwhile; the
+        other requests are aborted then.
         """
         assert threading.current_thread() is not self._thread, "the engine's thread cannot wait for itself"
-        waiter = Waiter()
-        sequence = self.submit(request, waiter)
+        waiting: list[tuple[Waiter, Sequence]] = []
         try:
-            result = waiter.wait()
+            for request in requests:
+                waiter = Waiter()
+                waiting.append((waiter, self.submit(request, waiter)))
+            results = [waiter.wait() for waiter, _ in waiting]
         except BaseException:
-            self.abort(sequence)
+            for _, sequence in waiting:
+                self.abort(sequence)
             raise
-        if result.finish_reason == "abort":  # nobody else has the handle
+        if any(result.finish_reason == "abort" for result in results):  # nobody else has the handles
             raise Overloaded("the engine is shutting down", retry_after=_LONGEST_RETRY_S)
-        return result
+        return results
 
     def stats(self) -> EngineStats:
         """The state after the last step."""

@@ -4,7 +4,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .blend import MODES, ReusePlan, Reuser, WarmReport
+    from .anchors import Anchors
+    from .blend import MODES, ReusePlan, Reuser, SpanHit
     from .disk import DiskStore
     from .keys import ChunkKey, KeySpace
     from .ram import RamStore
@@ -12,22 +13,27 @@ if TYPE_CHECKING:
     from .selectors import KVDeviation, make_selector, selector_names
     from .store import ChunkStore, EmptyStore, StoredChunk, TierStats
     from .tiered import TieredStore, open_store
+    from .warm import Prefiller, Warmer, WarmReport
 
 _LAZY = {
     "MODES": ".blend",
+    "Anchors": ".anchors",
     "ChunkKey": ".keys",
     "ChunkStore": ".store",
     "DiskStore": ".disk",
     "EmptyStore": ".store",
     "KVDeviation": ".selectors",
     "KeySpace": ".keys",
+    "Prefiller": ".warm",
     "RamStore": ".ram",
     "ReusePlan": ".blend",
     "Reuser": ".blend",
+    "SpanHit": ".blend",
     "StoredChunk": ".store",
     "TierStats": ".store",
     "TieredStore": ".tiered",
-    "WarmReport": ".blend",
+    "WarmReport": ".warm",
+    "Warmer": ".warm",
     "make_selector": ".selectors",
     "open_store": ".tiered",
     "repositioned": ".reposition",
@@ -36,19 +42,23 @@ _LAZY = {
 
 __all__ = [
     "MODES",
+    "Anchors",
     "ChunkKey",
     "ChunkStore",
     "DiskStore",
     "EmptyStore",
     "KVDeviation",
     "KeySpace",
+    "Prefiller",
     "RamStore",
     "ReusePlan",
     "Reuser",
+    "SpanHit",
     "StoredChunk",
     "TierStats",
     "TieredStore",
     "WarmReport",
+    "Warmer",
     "make_selector",
     "open_store",
     "repositioned",

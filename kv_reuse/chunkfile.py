@@ -1,7 +1,8 @@
 """One chunk as bytes: the safetensors format with metadata that lets a reader trust nothing but what it checks.
 
-Tensors `k`, `v` [layers, tokens, kv_heads, head_dim] and `ids` int32 [tokens]. Metadata: format version, key, model
-fingerprint, token count, position of the first token, and the XXH3-128 checksum of all of these and the tensors' bytes.
+Tensors `k`, `v` [layers, tokens, kv_heads, head_dim] and `ids` int32 [tokens]. Metadata: format version, key, anchor,
+model fingerprint, token count, position of the first token, and the XXH3-128 checksum of all of these and the tensors'
+bytes.
 """
 
 import json
@@ -53,6 +54,7 @@ def _metadata(key: ChunkKey, position: int) -> dict[str, str]:
     return {
         "format": f"promptsluice-chunk-{FORMAT_VERSION}",
         "key": key.digest,
+        "anchor": key.anchor,
         "fingerprint": key.fingerprint,
         "tokens": str(key.tokens),
         "position": str(position),

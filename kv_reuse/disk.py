@@ -21,7 +21,8 @@ from .store import ChunkStore, StoredChunk, TierStats
 
 log = logging.getLogger(__name__)
 
-_NAME = re.compile(r"[0-9a-f]{64}\.safetensors")
+# The chunks of format 1 have no anchor in their names: they are never read, but count until they are evicted.
+_NAME = re.compile(r"[0-9a-f]{64}(-([0-9a-f]{64}|bare))?\.safetensors")
 _STALE_SECONDS = 3600  # a temporary file this old was left by a process that died while writing
 
 
@@ -105,8 +106,8 @@ class DiskStore(ChunkStore):
     def contains(self, key: ChunkKey) -> bool:
         return os.path.isfile(self._path(key))  # where pathlib's raises, in a folder without permission, this says no
 
-    def delete(self, key: ChunkKey) -> bool:
-        return self._remove(self._path(key))
+    def delete(self, key: ChunkKey) -> int:
+        return sum(self._remove(path) for path in self._root.glob(f"{key.digest}-*.safetensors"))
 
     def stats(self) -> tuple[TierStats, ...]:
         """Scans the folder, so that `entries` and `bytes` include what other processes wrote."""
@@ -134,7 +135,7 @@ class DiskStore(ChunkStore):
         return  # `put` syncs
 
     def _path(self, key: ChunkKey) -> Path:
-        return self._root / f"{key.digest}.safetensors"
+        return self._root / f"{key.name}.safetensors"
 
     def _missed(self, *, corrupt: int = 0) -> None:
         with self._lock:

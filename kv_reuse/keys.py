@@ -6,20 +6,28 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 """Version of the key and of the file format; a new one makes every older entry a miss."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkKey:
-    """The name of one chunk's KV: 64 hexadecimal digits, equal exactly when model, salt and token ids are equal.
+    """The name of one chunk's KV under one anchor, equal exactly when model, salt, token ids and anchor are equal.
 
-    `fingerprint` (the model's) and `tokens` are carried along so that a store can check what it finds.
+    `digest` names model, salt and ids, `anchor` model, salt and the anchor's ids: 64 hexadecimal digits each, but an
+    empty `anchor` for a chunk computed bare. `fingerprint` (the model's) and `tokens` are carried along so that a store
+    can check what it finds.
     """
 
     digest: str
     fingerprint: str
     tokens: int
+    anchor: str = ""
+
+    @property
+    def name(self) -> str:
+        """Both digests as one word that can be a file's name; all names of a chunk begin with its digest."""
+        return f"{self.digest}-{self.anchor or 'bare'}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +41,14 @@ class KeySpace:
     fingerprint: str
     salt: str = ""
 
-    def key(self, ids: Sequence[int]) -> ChunkKey:
-        """The BLAKE2b (RFC 7693) digest, 256 bits, of version, fingerprint, salt and the ids as little-endian int32."""
+    def key(self, ids: Sequence[int], *, anchor: Sequence[int] = ()) -> ChunkKey:
+        """The key of the chunk `ids`, computed after the tokens `anchor`.
+
+        Digests are BLAKE2b (RFC 7693), 256 bits, of version, fingerprint, salt and the ids as little-endian int32.
+        """
+        return ChunkKey(self._digest(ids), self.fingerprint, len(ids), self._digest(anchor) if anchor else "")
+
+    def _digest(self, ids: Sequence[int]) -> str:
         digest = hashlib.blake2b(digest_size=32, person=b"promptsluice-kv")
         digest.update(struct.pack("<I", FORMAT_VERSION))
         for text in (self.fingerprint, self.salt):
@@ -42,7 +56,7 @@ class KeySpace:
             # Lengths first, or ("ab", "c") and ("a", "bc") would be one key.
             digest.update(struct.pack("<Q", len(raw)) + raw)
         digest.update(ids_to_bytes(ids))
-        return ChunkKey(digest.hexdigest(), self.fingerprint, len(ids))
+        return digest.hexdigest()
 
 
 def ids_to_bytes(ids: Sequence[int]) -> bytes:

@@ -11,8 +11,9 @@ from .keys import ChunkKey
 class StoredChunk:
     """A chunk's token ids and its KV on the CPU. Tensors are shared with every reader: nobody writes into them.
 
-    `position` is the place of the first token that the keys are rotated for (0 for a chunk computed alone). `tier` is
-    filled in by the store that delivers the chunk ("ram", "disk").
+    `position` is the place of the first token that the keys are rotated for: the length of the anchor after which the
+    chunk was computed, 0 for a chunk computed alone. `tier` is filled in by the store that delivers the chunk ("ram",
+    "disk").
     """
 
     ids: tuple[int, ...]
@@ -71,8 +72,8 @@ class ChunkStore(ABC):
         """Whether `get` would probably hit; reads no KV, changes neither order nor counters."""
 
     @abstractmethod
-    def delete(self, key: ChunkKey) -> bool:
-        """Forget the chunk; True if there was one."""
+    def delete(self, key: ChunkKey) -> int:
+        """Forget the chunk under this and every other anchor; how many entries that were, over all tiers."""
 
     @abstractmethod
     def stats(self) -> tuple[TierStats, ...]:
@@ -95,8 +96,8 @@ class EmptyStore(ChunkStore):
     def contains(self, key: ChunkKey) -> bool:
         return False
 
-    def delete(self, key: ChunkKey) -> bool:
-        return False
+    def delete(self, key: ChunkKey) -> int:
+        return 0
 
     def stats(self) -> tuple[TierStats, ...]:
         return ()

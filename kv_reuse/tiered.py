@@ -39,11 +39,10 @@ class TieredStore(ChunkStore):
     def contains(self, key: ChunkKey) -> bool:
         return self._ram.contains(key) or self._disk.contains(key)
 
-    def delete(self, key: ChunkKey) -> bool:
+    def delete(self, key: ChunkKey) -> int:
         with self._lock:
-            self._only_in_ram.discard(key)
-        in_ram = self._ram.delete(key)
-        return self._disk.delete(key) or in_ram
+            self._only_in_ram = {other for other in self._only_in_ram if other.digest != key.digest}
+        return self._ram.delete(key) + self._disk.delete(key)
 
     def stats(self) -> tuple[TierStats, ...]:
         return self._ram.stats() + self._disk.stats()

@@ -53,6 +53,9 @@ class Runner:
     def run(self, request: GenerationRequest) -> Result:
         return self.together(request)[0].result
 
+    def run_all(self, requests: Sequence[GenerationRequest]) -> list[Result]:
+        return [finished.result for finished in self.together(*requests)]
+
     def together(self, *requests: GenerationRequest) -> "list[Finished]":
         sinks = [Sink() for _ in requests]
         for request, sink in zip(requests, sinks, strict=True):
@@ -61,9 +64,10 @@ class Runner:
             self.engine.step()
         return [Finished(sink.tokens, sink.result) for sink in sinks if sink.result is not None]
 
-    def reuser(self, store: ChunkStore | None = None) -> Reuser:
+    def reuser(self, store: ChunkStore | None = None, *, sinks: Sequence[Sequence[int]] = ()) -> Reuser:
         store = store if store is not None else RamStore(1 << 24)
-        return Reuser(self, store, spec=self.model.spec, fingerprint=self.model.fingerprint, min_tokens=4)
+        spec, fingerprint = self.model.spec, self.model.fingerprint
+        return Reuser(self, store, spec=spec, fingerprint=fingerprint, sinks=sinks, min_tokens=4)
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ def make(number: int, tokens: int = 5) -> tuple[ChunkKey, StoredChunk]:
 
 
 def file_of(root: Path, key: ChunkKey) -> Path:
-    return root / f"{key.digest}.safetensors"
+    return root / f"{key.name}.safetensors"
 
 
 def without_metadata(raw: bytes) -> bytes:
@@ -66,8 +66,8 @@ def test_the_file_is_plain_safetensors(tmp_path: Path):
     with safetensors.safe_open(file_of(tmp_path, key), "pt") as file:
         metadata = file.metadata()
         assert torch.equal(file.get_tensor("k"), chunk.kv.k)
-    assert metadata.keys() == {"format", "key", "fingerprint", "tokens", "position", "checksum"}
-    assert (metadata["format"], metadata["fingerprint"], metadata["tokens"]) == ("promptsluice-chunk-1", "model", "5")
+    assert metadata.keys() == {"format", "key", "anchor", "fingerprint", "tokens", "position", "checksum"}
+    assert (metadata["format"], metadata["fingerprint"], metadata["tokens"]) == ("promptsluice-chunk-2", "model", "5")
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,8 @@ def test_the_file_is_plain_safetensors(tmp_path: Path):
             lambda raw: encode(ChunkKey(make(1)[0].digest, "other", 5), make(1)[1]),
             "fingerprint is 'other', not 'model'",
         ),
-        (lambda raw: raw.replace(b"promptsluice-chunk-1", b"promptsluice-chunk-9"), "format is"),
+        (lambda raw: encode(KeySpace("model", "salt").key(make(1)[1].ids, anchor=[7]), make(1)[1]), "anchor is"),
+        (lambda raw: raw.replace(b"promptsluice-chunk-2", b"promptsluice-chunk-9"), "format is"),
         (lambda raw: without_metadata(raw), "metadata is null"),
     ],
 )

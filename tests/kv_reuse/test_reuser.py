@@ -1,6 +1,7 @@
 """The planner of reused spans and the warmer, over a prefiller that only counts."""
 
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -9,7 +10,17 @@ import torch
 from promptsluice.backend_engine.rope import LayerRopes
 from promptsluice.backend_engine.spec import ModelSpec, spec_from_config
 from promptsluice.backend_engine.types import GenerationRequest, KVBlock, Result, RowSelector
-from promptsluice.kv_reuse import ChunkStore, EmptyStore, KVDeviation, RamStore, Reuser, WarmReport, repositioned
+from promptsluice.kv_reuse import (
+    ChunkStore,
+    EmptyStore,
+    KVDeviation,
+    RamStore,
+    ReusePlan,
+    Reuser,
+    WarmReport,
+    repositioned,
+)
+from promptsluice.kv_reuse.warm import TOGETHER
 from promptsluice.prompt.errors import BadRequest, ConfigError, ContextTooLong, Overloaded
 
 SPEC = spec_from_config(
@@ -34,6 +45,14 @@ class Prefiller:
     seen: list[GenerationRequest] = field(default_factory=list)
     fail_at: int | None = None
     memory: int = 1000
+    queue: int = 1000
+    batches: list[int] = field(default_factory=list)
+
+    def run_all(self, requests: Sequence[GenerationRequest]) -> list[Result]:
+        self.batches.append(len(requests))
+        if len(requests) > self.queue:
+            raise Overloaded("too many at a time")
+        return [self.run(request) for request in requests]
 
     def run(self, request: GenerationRequest) -> Result:
         if len(request.ids) > self.memory:
@@ -71,12 +90,22 @@ def test_warm_computes_only_what_is_missing_and_reports_it():
 
 
 def test_warm_keeps_what_was_done_when_the_engine_refuses():
+    """Chunks are stored batch by batch: the first batch is complete when the second one fails."""
+    chunks = [(number, *A) for number in range(TOGETHER + 1)]
     reuser, prefiller = make()
-    prefiller.fail_at = 1
+    prefiller.fail_at = TOGETHER
     with pytest.raises(Overloaded):
-        reuser.warm([A, B])
+        reuser.warm(chunks)
     prefiller.fail_at = None
-    assert reuser.warm([A, B]) == WarmReport(computed=1, present=1)
+    assert reuser.warm(chunks) == WarmReport(computed=1, present=TOGETHER)
+    assert prefiller.batches == [TOGETHER, 1, 1]
+
+
+def test_chunks_that_find_the_queue_too_full_together_are_computed_one_by_one():
+    reuser, prefiller = make()
+    prefiller.queue = 1
+    assert reuser.warm([A, B, C]) == WarmReport(computed=3)
+    assert [request.ids for request in prefiller.seen] == [A, B, C]
 
 
 def test_warm_says_when_the_store_refuses_and_when_a_chunk_is_too_long():
@@ -116,7 +145,7 @@ def test_plan_places_hits_and_names_misses():
     ids = [*A, 1, 2, *C, *B, *A, 3, *C, 4]
     spans = [(12, 8), (0, 10), (20, 12), (43, 8), (32, 10)]
     plan = reuser.plan(ids, spans)
-    assert plan.hits == ((0, 10, "ram"), (20, 12, "ram"), (32, 10, "ram"))
+    assert plan.hits == ((0, 10, "ram", 0), (20, 12, "ram", 0), (32, 10, "ram", 0))
     assert plan.misses == (C,)
     assert plan.reuse is not None and plan.reuse.ratio == 0.15 and plan.reuse.selector == KVDeviation()
     ropes = LayerRopes(SPEC.ropes)
@@ -131,9 +160,9 @@ def test_the_last_token_is_never_loaded():
     reuser, _ = make()
     reuser.warm([A])
     plan = reuser.plan([1, *A], [(1, 10)])
-    assert plan.reuse is not None and plan.reuse.spans[0].kv.tokens == 9 and plan.hits == ((1, 9, "ram"),)
+    assert plan.reuse is not None and plan.reuse.spans[0].kv.tokens == 9 and plan.hits == ((1, 9, "ram", 0),)
     reuser, _ = make(min_tokens=1)
-    assert reuser.plan([1, 2], [(1, 1)]) == (None, (), ())
+    assert reuser.plan([1, 2], [(1, 1)]) == ReusePlan(None, (), ())
 
 
 def test_modes_decide_what_is_recomputed():
@@ -147,7 +176,7 @@ def test_modes_decide_what_is_recomputed():
         selectors[mode] = reuse.selector
     assert selectors == {"reuse": None, "blend": KVDeviation()}
     for mode in ("off", "prefix"):
-        assert reuser.plan(ids, spans, mode=mode) == (None, (), ())
+        assert reuser.plan(ids, spans, mode=mode) == ReusePlan(None, (), ())
     whole = reuser.plan(ids, spans, selector=KVDeviation(layer=2, on="k"), ratio=1.0).reuse
     assert whole is not None and (whole.selector, whole.ratio) == (KVDeviation(layer=2, on="k"), 1.0)
     nothing = reuser.plan(ids, spans, ratio=0.0).reuse
@@ -156,7 +185,7 @@ def test_modes_decide_what_is_recomputed():
 
 def test_short_spans_are_neither_hits_nor_misses():
     reuser, _ = make()
-    assert reuser.plan([1, 2, 3, *A, 5], [(0, 3), (3, 10)]) == (None, (), (A,))
+    assert reuser.plan([1, 2, 3, *A, 5], [(0, 3), (3, 10)]) == ReusePlan(None, (), (A,))
 
 
 @pytest.mark.parametrize(
@@ -194,3 +223,69 @@ def test_a_model_whose_positions_cannot_move_is_refused():
     spec: ModelSpec = replace(SPEC, ropes=(*SPEC.ropes[:2], replace(SPEC.ropes[2], kind="longrope")))
     with pytest.raises(ConfigError, match="'longrope'"):
         make(spec=spec)
+
+
+SYSTEM, HEADER = (1, 2, 3), (8, 9)
+
+
+def test_a_chunk_is_computed_after_its_anchor_which_is_dropped():
+    reuser, prefiller = make(sinks=[HEADER])
+    assert reuser.warm([A, B]) == WarmReport(computed=2)
+    assert [request.ids for request in prefiller.seen] == [HEADER, (*HEADER, *A), (*HEADER, *B)]
+    known = prefiller.seen[1].reuse
+    assert known is not None and known.spans[0].start == 0 and known.spans[0].kv.tokens == len(HEADER)
+    ids = [5, *A, 6]
+    plan = reuser.plan(ids, [(1, 10)], mode="reuse")
+    assert plan.hits == ((1, 10, "ram", 2),) and plan.reuse is not None
+    (span,) = plan.reuse.spans
+    whole = kv_of((*HEADER, *A))
+    moved = repositioned(KVBlock(whole.k[:, 2:], whole.v[:, 2:]), Rope(SPEC.rope), old=2, new=1)
+    assert torch.equal(span.kv.k, moved.k) and torch.equal(span.kv.v, moved.v)
+
+
+def test_the_longest_anchor_that_the_prompt_begins_with_is_taken_then_a_sink_then_the_bare_chunk():
+    reuser, _ = make(sinks=[HEADER])
+    ids, spans, anchors = [*SYSTEM, *A, 7], [(3, 10)], [(1,), (1, 2), SYSTEM, (1, 2, 4), (*SYSTEM, A[0])]
+
+    def taken() -> list[int]:
+        return [hit.anchor for hit in reuser.plan(ids, spans, anchors=anchors).hits]
+
+    assert taken() == []
+    for anchor in ((1, 2, 4), (*SYSTEM, A[0])):
+        reuser.warm([A], anchor=anchor)
+        assert taken() == [], "the prompt does not begin so, or the anchor reaches into the chunk"
+    for anchor, longest in [((), 0), (HEADER, 2), ((1,), 1), (SYSTEM, 3), ((1, 2), 3)]:
+        reuser.warm([A], anchor=anchor)
+        assert taken() == [longest]
+
+
+def test_a_prompts_own_anchor_is_worth_computing_from_its_second_sight_on():
+    reuser, _ = make(sinks=[HEADER])
+    ids, spans = [*SYSTEM, *A, 7], [(3, 10)]
+    first = reuser.plan(ids, spans, anchors=[SYSTEM])
+    assert (first.anchor, first.misses, first.poorer) == (HEADER, (A,), ())
+    reuser.warm(first.misses, anchor=first.anchor)
+    second = reuser.plan(ids, spans, anchors=[SYSTEM])
+    assert (second.anchor, second.misses, second.poorer) == (SYSTEM, (), (A,))
+    assert [hit.anchor for hit in second.hits] == [2], "what there is serves meanwhile"
+    other = reuser.plan(ids, spans, anchors=[SYSTEM], salt="tenant")
+    assert other.anchor == HEADER, "a tenant's prompts are no sights of another's"
+    reuser.warm(second.poorer, anchor=second.anchor)
+    third = reuser.plan(ids, spans, anchors=[SYSTEM])
+    assert (third.anchor, third.misses, third.poorer) == (SYSTEM, (), ())
+    assert reuser.plan([8, *A, 7], [(1, 10)]).poorer == (), "without an anchor of its own a sink is the best"
+
+
+def test_a_chunk_is_forgotten_under_all_its_anchors():
+    reuser, _ = make(sinks=[HEADER])
+    for anchor in ((), HEADER, SYSTEM):
+        reuser.warm([A, B], anchor=anchor)
+    assert reuser.forget([A]) == 1
+    ids = [*SYSTEM, *A, *B, 7]
+    assert reuser.plan(ids, [(3, 10), (13, 12)], anchors=[SYSTEM]).misses == (A,)
+
+
+def test_an_anchor_counts_for_the_models_context():
+    reuser, _ = make()
+    assert reuser.warm([A], anchor=range(55)) == WarmReport(skipped=1)
+    assert reuser.warm([A], anchor=range(54)) == WarmReport(computed=1)

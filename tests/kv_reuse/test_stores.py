@@ -69,6 +69,23 @@ def test_the_position_is_kept(store: ChunkStore):
     assert same(store.get(key), moved)
 
 
+def test_anchors_of_a_chunk_are_kept_apart_and_deleted_together(store: ChunkStore):
+    bare, chunk = make(1)
+    others = [(SPACE.key(chunk.ids, anchor=range(length)), make(10 + length)[1].kv) for length in (1, 2)]
+    other_key, other = make(2)
+    store.put(other_key, other)
+    store.put(bare, chunk)
+    for key, kv in others:
+        store.put(key, StoredChunk(chunk.ids, kv, len(key.anchor)))
+    assert same(store.get(bare), chunk)
+    for key, kv in others:
+        assert same(store.get(key), StoredChunk(chunk.ids, kv, len(key.anchor)))
+    store.flush()
+    assert store.delete(others[0][0]) >= 3
+    assert not any(store.contains(key) for key in (bare, *(key for key, _ in others)))
+    assert same(store.get(other_key), other)
+
+
 def test_deleted_is_gone(store: ChunkStore):
     key, chunk = make(1)
     store.put(key, chunk)
@@ -138,7 +155,7 @@ def act(store: ChunkStore, verb: str, number: int) -> bool:
     key, chunk = make(number, tokens=number + 1)
     if verb == "put":
         return store.put(key, chunk)
-    return store.delete(key) if verb == "delete" else store.get(key) is not None
+    return store.delete(key) > 0 if verb == "delete" else store.get(key) is not None
 
 
 @given(ACTIONS, st.integers(0, 20))

@@ -1,0 +1,164 @@
+"""Computes the KV of chunks ahead of their use, several of them in one step of the engine, and stores it."""
+
+import threading
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from ..backend_engine.types import GenerationRequest, KVBlock, Result, Reuse, ReusedSpan, SamplingParams
+from ..prompt.errors import ContextTooLong, Overloaded
+from .anchors import Anchor
+from .keys import ChunkKey, KeySpace
+from .store import ChunkStore, StoredChunk
+
+Ids = tuple[int, ...]
+
+TOGETHER, TOKENS = 8, 2048  # chunks, and tokens of them, that are in the engine at a time
+_ANCHORS = 4  # whose KV is held
+
+
+class Prefiller(Protocol):
+    """The part of the engine's service that computes chunks: blocks until all requests are finished."""
+
+    def run_all(self, requests: Sequence[GenerationRequest]) -> list[Result]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WarmReport:
+    """Distinct chunks of one `warm`, by what became of them.
+
+    `present` were stored, or being computed by another thread; `skipped` are shorter than is worth keeping or longer,
+    with their anchor, than the model's context or the engine's memory; `refused` were computed but the store did not
+    keep them.
+    """
+
+    computed: int = 0
+    present: int = 0
+    skipped: int = 0
+    refused: int = 0
+
+
+class Warmer:
+    """Fills a store. Each batch of chunks is durable before the next one begins; threads share the work."""
+
+    def __init__(self, service: Prefiller, store: ChunkStore, *, fewest: int, most: int) -> None:
+        """`fewest` tokens of a chunk are worth keeping; with its anchor it has at `most` so many."""
+        self._service = service
+        self._store = store
+        self._fewest = fewest
+        self._most = most
+        self._computing: set[ChunkKey] = set()
+        self._anchors: OrderedDict[Anchor, KVBlock] = OrderedDict()  # least recently used first
+        self._lock = threading.Lock()
+
+    def warm(
+        self,
+        chunks: Sequence[Ids],
+        *,
+        space: KeySpace,
+        anchor: Anchor,
+        priority: int,
+        progress: Callable[[int, int], object] | None,
+    ) -> WarmReport:
+        """See Reuser.warm. `chunks` are distinct."""
+        outcomes: Counter[str] = Counter()
+        for batch in _batches(chunks):
+            for outcome in self._warmed(batch, space, anchor, priority):
+                outcomes[outcome] += 1
+                if progress is not None:
+                    progress(outcomes.total(), len(chunks))
+        return WarmReport(**outcomes)
+
+    def _warmed(self, batch: Sequence[Ids], space: KeySpace, anchor: Anchor, priority: int) -> list[str]:
+        """What became of each chunk of the batch."""
+        outcomes: dict[Ids, str] = {}
+        claimed: dict[Ids, ChunkKey] = {}
+        try:
+            for ids in batch:
+                key = space.key(ids, anchor=anchor)
+                if not self._fewest <= len(ids) <= self._most - len(anchor):
+                    outcomes[ids] = "skipped"
+                elif not self._claim(key):
+                    outcomes[ids] = "present"
+                else:
+                    claimed[ids] = key
+                    if self._store.contains(key):
+                        outcomes[ids] = "present"
+            missing = [ids for ids in batch if ids not in outcomes]
+            for ids, kv in zip(missing, self._computed(missing, anchor, priority), strict=True):
+                outcomes[ids] = self._kept(claimed[ids], StoredChunk(ids, kv, len(anchor))) if kv else "skipped"
+            self._store.flush()
+        finally:
+            with self._lock:
+                self._computing.difference_update(claimed.values())
+        return [outcomes[ids] for ids in batch]
+
+    def _claim(self, key: ChunkKey) -> bool:
+        with self._lock:
+            fresh = key not in self._computing
+            self._computing.add(key)
+            return fresh
+
+    def _kept(self, key: ChunkKey, chunk: StoredChunk) -> str:
+        return "computed" if self._store.put(key, chunk) else "refused"
+
+    def _computed(self, chunks: Sequence[Ids], anchor: Anchor, priority: int) -> list[KVBlock | None]:
+        """Each chunk's KV after the anchor, on the CPU; None for what the engine's memory has no room for."""
+        if not chunks:
+            return []
+        try:
+            before = self._kv_of(anchor, priority) if anchor else None
+            results = self._service.run_all([_request((*anchor, *ids), before, priority) for ids in chunks])
+        except (ContextTooLong, Overloaded) as error:
+            if len(chunks) == 1 and isinstance(error, Overloaded):
+                raise
+            if len(chunks) == 1:  # the engine's KV memory holds less than the model's context
+                return [None]
+            return [kv for ids in chunks for kv in self._computed([ids], anchor, priority)]
+        return [_owned(result, skip=len(anchor)) for result in results]
+
+    def _kv_of(self, anchor: Anchor, priority: int) -> KVBlock:
+        """The anchor's own KV, so that it is not computed again for each chunk."""
+        with self._lock:
+            if anchor in self._anchors:
+                self._anchors.move_to_end(anchor)
+                return self._anchors[anchor]
+        (result,) = self._service.run_all([_request(anchor, None, priority)])
+        assert result.kv is not None, "the engine was asked for the KV"
+        with self._lock:
+            self._anchors[anchor] = result.kv
+            if len(self._anchors) > _ANCHORS:
+                self._anchors.popitem(last=False)
+        return result.kv
+
+
+def _request(ids: Ids, before: KVBlock | None, priority: int) -> GenerationRequest:
+    """A prefill that stands at position 0, of which `before` is known."""
+    return GenerationRequest(
+        ids=ids,
+        sampling=SamplingParams(max_tokens=0),
+        reuse=None if before is None else Reuse(spans=(ReusedSpan(0, before),)),
+        keep_kv=True,
+        prefix_cache=False,
+        priority=priority,
+        request_id="kv-warm",
+    )
+
+
+def _owned(result: Result, *, skip: int) -> KVBlock:
+    """The KV behind the first `skip` tokens, on the CPU, in memory of its own: [layers, tokens, kv_heads, head_dim]."""
+    assert result.kv is not None, "the engine was asked for the KV"
+    return KVBlock(*(part[:, skip:].to("cpu").clone().contiguous() for part in (result.kv.k, result.kv.v)))
+
+
+def _batches(chunks: Sequence[Ids]) -> Iterator[list[Ids]]:
+    """In order, as many as may be together, and at least one."""
+    batch: list[Ids] = []
+    for ids in chunks:
+        if batch and (len(batch) == TOGETHER or sum(map(len, batch)) + len(ids) > TOKENS):
+            yield batch
+            batch = []
+        batch.append(ids)
+    if batch:
+        yield batch
