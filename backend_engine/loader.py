@@ -58,6 +58,13 @@ def load_model(path_or_name: str | Path, *, dtype: str = "auto", device: str = "
     )
 
 
+def fingerprint_of(path_or_name: str | Path, *, dtype: str = "auto", device: str = "cpu") -> str:
+    """The fingerprint of what `load_model` would load, without loading it. Raises as that does."""
+    path = _located(path_or_name)
+    with _as_directory(path) as directory:
+        return _fingerprint(path, _spec(directory), resolve_dtype(dtype, device))
+
+
 def resolve_dtype(name: str, device: str) -> torch.dtype:
     """The dtype called `name` on `device`. Raises ConfigError for a dtype that the device has no arithmetic for."""
     on_cpu = torch.device(device).type == "cpu"

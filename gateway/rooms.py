@@ -87,6 +87,7 @@ class Rooms:
             embedder=self._embedder,
             count_tokens=self._count,
             on_chunks=self._warm,
+            on_gone=self._forget,
         )
 
     def _count(self, text: str) -> int:
@@ -95,4 +96,8 @@ class Rooms:
 
     def _warm(self, collection: str, texts: Sequence[str]) -> None:
         for backend in self.backends.values():
-            backend.warm(texts)
+            backend.warm(texts, collection=collection)
+
+    def _forget(self, collection: str, texts: Sequence[str]) -> None:
+        for backend in self.backends.values():
+            backend.forget(texts, collection=collection)

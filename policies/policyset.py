@@ -171,6 +171,12 @@ class PolicySet:
                 return entry
         return None
 
+    def key_digests(self) -> tuple[str, ...]:
+        """The SHA-256 digests, in hex, of the API keys that are listed and known."""
+        secrets = [(key, os.environ.get(key.env) if key.env else None) for key in self.server.api_keys]
+        found = [digest(secret) if secret else key.sha256 for key, secret in secrets]
+        return tuple(one for one in found if one is not None)
+
     def upstream_key(self, backend: str) -> str | None:
         """The key for an upstream from its environment variable, None where it needs none. ConfigError when unset."""
         spec = self.backends[backend]

@@ -237,9 +237,14 @@ class KVCacheSpec(Spec):
 
 
 class CollectionsSpec(Spec):
-    """Where document collections lie."""
+    """Where document collections lie.
+
+    `public`: globs of the names of those whose stored chunk KV all API keys share; each key has its own of the others.
+    Without API keys all are public.
+    """
 
     root: Text | None = None
+    public: Items[Text] = ()
 
 
 class ModelsSpec(Spec):

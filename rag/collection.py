@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 
 MAX_TOP_K = 1000
 OnChunks = Callable[[str, Sequence[str]], None]
+"""A collection's name, and chunks of it as they stand in prompts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,8 +57,8 @@ class IngestReport:
 
 
 class Collection:
-    """Made by Collections. `on_chunks(name, texts)` is called after each commit, in the calling thread, with the new
-    chunks as they will stand in prompts; if it fails, that is logged and the commit stands.
+    """Made by Collections. `on_chunks` is called after each commit, in the calling thread, with the new chunks,
+    `on_gone` with those that no document has any more; if one fails, that is logged and the commit stands.
 
     `write` puts bytes durably into a file, or raises OSError; another one than the default is for tests.
     """
@@ -69,6 +70,7 @@ class Collection:
         embedder: Embedder,
         count_tokens: Callable[[str], int],
         on_chunks: OnChunks | None = None,
+        on_gone: OnChunks | None = None,
         write: Write = write_durably,
         lock_wait_s: float = 60.0,
     ) -> None:
@@ -77,6 +79,7 @@ class Collection:
         self._embedder = embedder
         self._count = count_tokens
         self._on_chunks = on_chunks
+        self._on_gone = on_gone
         self._write = write
         self._lock_wait_s = lock_wait_s
         self._refreshing = threading.Lock()
@@ -151,7 +154,8 @@ class Collection:
                 return IngestReport(unchanged=len(batch), generation=before.manifest.generation)
             stored = prepared(fresh, before.manifest.settings, count=self._count, embedder=self._embedder)
             manifest = self._commit(before, stored, digests={doc.id: doc.digest for doc in fresh})
-        self._announce(stored)
+        self._tell(self._on_chunks, lambda: _pieces(stored))
+        self._mourn([before.documents[doc.id] for doc in fresh if doc.id in placed])
         replaced = sum(doc.id in placed for doc in fresh)
         return IngestReport(
             added=len(fresh) - replaced,
@@ -171,6 +175,7 @@ class Collection:
         with self._writing() as before:
             self._require(document_id, before)
             manifest = self._commit(before, [], digests={}, gone=document_id)
+        self._mourn([before.documents[document_id]])
         return IngestReport(deleted=1, generation=manifest.generation)
 
     def reembed(self) -> IngestReport:
@@ -201,14 +206,24 @@ class Collection:
         identity = self._embedder.identity if stored else None
         return commit(self.folder, before, stored, digests=digests, gone=gone, embedder=identity, write=self._write)
 
-    def _announce(self, stored: Sequence[StoredDocument]) -> None:
-        texts = [piece_of(chunk.text) for doc in stored for chunk in doc.chunks]
-        if self._on_chunks is None or not texts:
+    def _mourn(self, documents: Sequence[StoredDocument]) -> None:
+        """Tell which chunks of documents that were replaced or deleted are in no other one."""
+
+        def gone() -> list[str]:
+            left = set(self.pieces())
+            return [piece for piece in dict.fromkeys(_pieces(documents)) if piece not in left]
+
+        if documents:
+            self._tell(self._on_gone, gone)
+
+    def _tell(self, hook: OnChunks | None, pieces: Callable[[], Sequence[str]]) -> None:
+        if hook is None:
             return
         try:
-            self._on_chunks(self.name, texts)
+            if told := pieces():
+                hook(self.name, told)
         except Exception:
-            log.exception("collection %s: the hook for new chunks failed; the documents are stored", self.name)
+            log.exception("collection %s: a hook for changed chunks failed; the change itself stands", self.name)
 
     def _check_embedder(self, manifest: Manifest) -> None:
         if manifest.documents and manifest.settings.embedder != self._embedder.identity:
@@ -221,6 +236,10 @@ class Collection:
     def _require(self, document_id: str, snapshot: Snapshot) -> None:
         if document_id not in snapshot.documents:
             raise NotFound(f"collection {self.name!r} has no document {document_id!r}", code="document_not_found")
+
+
+def _pieces(documents: Iterable[StoredDocument]) -> list[str]:
+    return [piece_of(chunk.text) for doc in documents for chunk in doc.chunks]
 
 
 def _check_query(query: str, top_k: int) -> None:

@@ -1,10 +1,11 @@
 """Collections: the folder that holds them. Names are checked, making and deleting is atomic. Blocking throughout."""
 
+import logging
 import re
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,13 +13,15 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from ..backend_engine.hub.progress import size_of
-from ..prompt import BadRequest, Conflict, UnknownCollection
+from ..prompt import BadRequest, Conflict, PromptsluiceError, UnknownCollection
 from .chunking import MIN_TOKENS
 from .collection import Collection, OnChunks
 from .commit import writer_lock
 from .embedder import Embedder
 from .files import Write, disk_error, write_durably
 from .generation import MANIFEST, Manifest, Settings, read_manifest, write_manifest
+
+log = logging.getLogger(__name__)
 
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,62}[A-Za-z0-9_-])?")
 MAX_CHUNK_TOKENS = 4096
@@ -40,7 +43,7 @@ class CollectionInfo:
 class Collections:
     """All collections below `root`, which is made on first use. Threads and processes may share it.
 
-    `count_tokens` limits the chunks; use the chat model's tokenizer. For `on_chunks` and `write` see Collection.
+    `count_tokens` limits the chunks; use the chat model's tokenizer. For the hooks and `write` see Collection.
     """
 
     def __init__(
@@ -50,12 +53,14 @@ class Collections:
         embedder: Embedder,
         count_tokens: Callable[[str], int],
         on_chunks: OnChunks | None = None,
+        on_gone: OnChunks | None = None,
         write: Write = write_durably,
     ) -> None:
         self.root = root
         self._embedder = embedder
         self._count = count_tokens
         self._on_chunks = on_chunks
+        self._on_gone = on_gone
         self._write = write
         self._open: dict[str, Collection] = {}
         self._lock = threading.Lock()
@@ -84,6 +89,7 @@ class Collections:
                     embedder=self._embedder,
                     count_tokens=self._count,
                     on_chunks=self._on_chunks,
+                    on_gone=self._on_gone,
                     write=self._write,
                 )
             return self._open[name]
@@ -96,12 +102,28 @@ class Collections:
     def delete(self, name: str) -> None:
         """Delete a collection with all its files. It is gone at once, whatever happens during the clean-up."""
         folder = self._folder(name)
+        pieces = self._pieces(name)
         with self._lock:
             self._open.pop(name, None)
             if not (folder / MANIFEST).exists():
                 raise UnknownCollection(f"there is no collection {name!r}", param="collection")
             with self._aside(folder) as aside:
                 folder.rename(aside / name)
+        if self._on_gone is not None and pieces:
+            try:
+                self._on_gone(name, pieces)
+            except Exception:
+                log.exception("collection %s: the hook for its chunks failed; the collection is deleted", name)
+
+    def _pieces(self, name: str) -> Sequence[str]:
+        """What will be gone; nothing where nobody asks, or where the collection is too damaged to be read."""
+        if self._on_gone is None:
+            return []
+        try:
+            return self.get(name).pieces()
+        except PromptsluiceError as error:
+            log.warning("collection %s is deleted unread: %s", name, error.message)
+            return []
 
     def _make(self, folder: Path, manifest: Manifest) -> None:
         """Build the folder aside and rename it into place, so that none is ever seen half-made.

@@ -130,8 +130,12 @@ class Backend(ABC):
         """
         raise BadRequest(f"the models of backend {self.name!r} do not serve {path}", param="model")
 
-    def warm(self, texts: Sequence[str]) -> None:  # noqa: B027
-        """A hint, any thread: these chunks will be asked for, their KV may be computed ahead. Does not block."""
+    def warm(self, texts: Sequence[str], *, collection: str) -> None:  # noqa: B027
+        """A hint, any thread: these chunks of a collection will be asked for, their KV may be computed ahead. Does not
+        block."""
+
+    def forget(self, texts: Sequence[str], *, collection: str) -> None:  # noqa: B027
+        """Any thread: these chunks are gone from a collection, and their KV has to go, too. Does not block."""
 
     @abstractmethod
     async def models(self) -> Sequence[ModelCard]:

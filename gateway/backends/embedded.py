@@ -21,21 +21,22 @@ from ...prompt import (
     Prompt,
     PromptsluiceError,
     Report,
+    Segment,
     StepReport,
     Usage,
 )
 from ..edge import internal_error, log, log_failure
 from ..parameters import ChatParameters, chat_parameters
+from ..salts import Salts
 from ..wire import ChatWriter
 from ..workers import Workers
 from .base import Answer, Backend, Call, ModelCard, Stream, counted_tokens, estimated_tokens
 from .deltas import as_answer, as_frames
 
 if TYPE_CHECKING:
-    from ...backend_engine import Encoded
-    from ...kv_reuse.blend import ReusePlan
+    from ...backend_engine.types import Reuse
     from ...kv_reuse.store import ChunkStore
-    from .engine_room import EngineRoom
+    from .engine_room import EngineRoom, Tokens
 
 _DRAIN_S = 2.0
 
@@ -49,14 +50,24 @@ class _Ready:
 
 
 class EmbeddedBackend(Backend):
-    """Answers with a model in this process. `path` finds its files, `store` opens the chunk store; both may block."""
+    """Answers with a model in this process. `path` finds its files, `store` opens the chunk store; both may block.
+
+    `salts` keep tenants' chunks apart.
+    """
 
     kv_reuse = True
 
     def __init__(
-        self, name: str, spec: EngineSpec, *, path: Callable[[], Path], store: Callable[[], "ChunkStore"]
+        self,
+        name: str,
+        spec: EngineSpec,
+        *,
+        path: Callable[[], Path],
+        store: Callable[[], "ChunkStore"],
+        salts: Salts | None = None,
     ) -> None:
         super().__init__(name)
+        self._salts = salts or Salts()
         self._spec = spec
         self._path = path
         self._store = store
@@ -115,7 +126,7 @@ class EmbeddedBackend(Backend):
         room = self._opened()
         if isinstance(prompt, str):
             return room.tokenizer.encode_plain(prompt)
-        return room.encode(prompt, chunks=frozenset(), with_tools=True).ids
+        return room.encode(prompt, chunks=frozenset(), with_tools=True).encoded.ids
 
     def detokenize(self, ids: Sequence[int]) -> str:
         room = self._opened()
@@ -130,9 +141,16 @@ class EmbeddedBackend(Backend):
     def scorer(self) -> Score | None:
         return lambda text: self._opened().score(text)
 
-    def warm(self, texts: Sequence[str]) -> None:
-        """Have the KV of chunks computed in the background; what finds no room is computed when it is first missed."""
-        self._in_background(lambda: self._opened().warm(texts))
+    def warm(self, texts: Sequence[str], *, collection: str) -> None:
+        """Have the KV of chunks computed in the background; what finds no room is computed when it is first missed, and
+        so is what each tenant has for itself."""
+        salt = self._salts.ingested(collection)
+        if salt is not None:
+            self._in_background(lambda: self._opened().warm(texts, salt=salt))
+
+    def forget(self, texts: Sequence[str], *, collection: str) -> None:
+        """Have the KV of chunks deleted in the background, after what is being computed now."""
+        self._in_background(lambda: self._opened().forget(texts, salts=self._salts.everywhere(collection)))
 
     async def complete(self, call: Call) -> Answer | Stream:
         parameters = chat_parameters(call.prompt.body)
@@ -150,37 +168,47 @@ class EmbeddedBackend(Backend):
     def _readied(self, room: "EngineRoom", call: Call, parameters: ChatParameters) -> _Ready:
         policy = call.policy.reuse
         chunks = reused_segments(call.plan)
-        encoded = room.encode(call.prompt, chunks=chunks, with_tools=parameters.tool_choice != "none")
-        count_template(call.report, len(encoded.ids))
+        tokens = room.encode(call.prompt, chunks=chunks, with_tools=parameters.tool_choice != "none")
+        ids = tokens.encoded.ids
+        count_template(call.report, len(ids))
         sampling = parameters.sampling()
-        plan = self._reused(room, call, encoded) if encoded.spans else None
         return _Ready(
             request=GenerationRequest(
-                ids=encoded.ids,
-                sampling=capped(sampling, prompt=len(encoded.ids), limit=room.limit),
-                reuse=None if plan is None else plan.reuse,
+                ids=ids,
+                sampling=capped(sampling, prompt=len(ids), limit=room.limit),
+                reuse=self._reused(room, call, tokens) if tokens.encoded.spans else None,
                 namespace=call.tenant,
                 prefix_cache=policy.mode != "off",
                 request_id=call.request_id,
             )
         )
 
-    def _reused(self, room: "EngineRoom", call: Call, encoded: "Encoded") -> "ReusePlan":
-        """Look the chunks up; what is missing is computed in the background for the next time."""
+    def _reused(self, room: "EngineRoom", call: Call, tokens: "Tokens") -> "Reuse | None":
+        """Look the chunks up; what is missing, or could be better, is computed in the background for the next time."""
         began = time.perf_counter()
-        plan = room.reuse(encoded, call.policy.reuse)
-        if plan.misses:
-            self._in_background(lambda: room.reuser.warm(plan.misses))
+        found = room.reuse(tokens, call.policy.reuse, salt=lambda segment: self._salt(call, segment))
+        for salt, plan in found.plans:
+            if wanted := plan.misses + plan.poorer:
+                self._in_background(
+                    lambda wanted=wanted, plan=plan, salt=salt: room.reuser.warm(wanted, anchor=plan.anchor, salt=salt)
+                )
+        size = len(tokens.encoded.ids)
         call.report.steps.append(
             StepReport(
                 name=call.policy.reuse.mode,
                 ms=(time.perf_counter() - began) * 1000,
-                tokens_before=len(encoded.ids),
-                tokens_after=len(encoded.ids),
-                note=f"{len(plan.hits)} chunks loaded, {len(plan.misses)} missing",
+                tokens_before=size,
+                tokens_after=size,
+                note=f"{found.hits} chunks loaded, {found.misses} missing",
             )
         )
-        return plan
+        return found.reuse
+
+    def _salt(self, call: Call, segment: Segment) -> str:
+        retrieve = call.policy.retrieve
+        if segment.original is None and retrieve is not None:
+            return self._salts.retrieved(retrieve.collection, tenant=call.tenant)
+        return self._salts.tenant(call.tenant)
 
     async def _deltas(self, room: "EngineRoom", ready: _Ready, report: Report) -> AsyncGenerator[Delta, None]:
         generation = room.service.generate(ready.request)

@@ -3,11 +3,11 @@
 Imports torch, so that only a worker thread of a gateway with an embedded backend ever imports this file.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise, takewhile
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import torch
 from tokenizers import Tokenizer
@@ -18,17 +18,44 @@ from ...backend_engine.loader import LoadedModel, load_model
 from ...backend_engine.options import EngineOptions
 from ...backend_engine.service import EngineService
 from ...backend_engine.tokenizer import ChatTokenizer, Encoded
-from ...backend_engine.types import GenerationRequest, SamplingParams
+from ...backend_engine.types import GenerationRequest, Reuse, SamplingParams
 from ...compressors.context import TokenScore
+from ...kv_reuse.anchors import Anchor
 from ...kv_reuse.blend import ReusePlan, Reuser
 from ...kv_reuse.selectors import make_selector
 from ...kv_reuse.store import ChunkStore
 from ...policies.schema import EmbeddedBackend, ReuseSpec
-from ...prompt import BadRequest, ConfigError, ContextTooLong, Prompt
+from ...prompt import BadRequest, ConfigError, ContextTooLong, Prompt, Segment
 
 _WINDOW = 1024  # tokens that are scored in one piece
 _OVERLAP = 64  # of these, tokens that only give context
 _NORMALIZED = 4  # characters that a normalizer (NFC, NFKC) makes one of, at most
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tokens:
+    """A prompt's ids, and per marked chunk the segment that it is. `anchor` is what precedes the first user's content
+    in every prompt with this system prompt and these tools."""
+
+    encoded: Encoded
+    segments: tuple[Segment, ...] = ()
+    anchor: Anchor = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reused:
+    """What the engine is given, and for each salt what was found and what is to be computed for next time."""
+
+    reuse: Reuse | None
+    plans: tuple[tuple[str, ReusePlan], ...]
+
+    @property
+    def hits(self) -> int:
+        return sum(len(plan.hits) for _, plan in self.plans)
+
+    @property
+    def misses(self) -> int:
+        return sum(len(plan.misses) for _, plan in self.plans)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +76,7 @@ class EngineRoom:
         """
         if spec.threads is not None:
             torch.set_num_threads(spec.threads)
-        device = spec.device if spec.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+        device = device_of(spec)
         model = load_model(path, dtype=spec.dtype, device=device)
         if model.tokenizer is None:
             raise ConfigError(f"the model {spec.model} has no tokenizer; it cannot answer chat messages")
@@ -61,16 +88,17 @@ class EngineRoom:
         service.start()
         plain = Tokenizer.from_str(model.tokenizer.backend.to_str())
         plain.encode_special_tokens = True
+        sink = anchor_of(model.tokenizer, [], None)
         return cls(
             model=model,
             tokenizer=model.tokenizer,
             service=service,
-            reuser=Reuser(service, store, spec=model.spec, fingerprint=model.fingerprint, device=device),
+            reuser=Reuser(service, store, spec=model.spec, fingerprint=model.fingerprint, sinks=[sink], device=device),
             limit=min(engine.max_tokens, spec.context_limit or engine.max_tokens),
             _plain=plain,
         )
 
-    def encode(self, prompt: Prompt, *, chunks: frozenset[int], with_tools: bool) -> Encoded:
+    def encode(self, prompt: Prompt, *, chunks: frozenset[int], with_tools: bool) -> Tokens:
         """Ids of the chat; the segments `chunks` are tokenized on their own and come back as spans.
 
         ContextTooLong for what is hopelessly long, before minutes are spent on tokenizing it.
@@ -84,17 +112,47 @@ class EngineRoom:
         tools = prompt.body.get("tools") if with_tools else None
         if any(not isinstance(tool, dict) for tool in tools or ()):
             raise BadRequest("each tool must be an object", param="tools")
-        return self.tokenizer.encode_chat(prompt.messages, tools=tools or None, chunks=marks(prompt, chunks))
+        marked = marks(prompt, chunks)
+        encoded = self.tokenizer.encode_chat(prompt.messages, tools=tools or None, chunks=[mark for _, mark in marked])
+        if not encoded.spans:
+            return Tokens(encoded=encoded)
+        system = list(takewhile(lambda message: message.get("role") in ("system", "developer"), prompt.messages))
+        anchor = common(anchor_of(self.tokenizer, system, tools or None), encoded.ids)
+        return Tokens(encoded=encoded, segments=tuple(segment for segment, _ in marked), anchor=anchor)
 
-    def reuse(self, encoded: Encoded, policy: ReuseSpec) -> ReusePlan:
-        """What of the encoded chunks is stored, placed where it is needed."""
-        spans = [(start, length) for start, length, _ in encoded.spans]
+    def reuse(self, tokens: Tokens, policy: ReuseSpec, *, salt: Callable[[Segment], str]) -> Reused:
+        """What of the encoded chunks is stored under their segments' salts, placed where it is needed."""
+        spans: dict[str, list[tuple[int, int]]] = {}
+        for start, length, mark in tokens.encoded.spans:
+            spans.setdefault(salt(tokens.segments[mark]), []).append((start, length))
         selector = make_selector(policy.selector) if policy.mode == "blend" else None
-        return self.reuser.plan(encoded.ids, spans, mode=policy.mode, ratio=policy.ratio, selector=selector)
+        plans = tuple(
+            (
+                one,
+                self.reuser.plan(
+                    tokens.encoded.ids,
+                    places,
+                    mode=policy.mode,
+                    ratio=policy.ratio,
+                    selector=selector,
+                    salt=one,
+                    anchors=[tokens.anchor],
+                ),
+            )
+            for one, places in spans.items()
+        )
+        return Reused(reuse=joined([plan.reuse for _, plan in plans if plan.reuse is not None]), plans=plans)
 
-    def warm(self, texts: Sequence[str]) -> None:
-        """Compute and store the KV of chunks ahead of their use."""
-        self.reuser.warm([self.tokenizer.encode_plain(text) for text in texts])
+    def warm(self, texts: Sequence[str], *, salt: str) -> None:
+        """Compute and store the KV of chunks ahead of their use, behind the beginning of a prompt without a system
+        prompt of its own."""
+        self.reuser.warm([self.tokenizer.encode_plain(text) for text in texts], salt=salt)
+
+    def forget(self, texts: Sequence[str], *, salts: Sequence[str]) -> None:
+        """Delete the KV of chunks, under whatever anchors."""
+        chunks = [self.tokenizer.encode_plain(text) for text in texts]
+        for salt in salts:
+            self.reuser.forget(chunks, salt=salt)
 
     def score(self, text: str) -> list[TokenScore]:
         """The log-probability of each token of `text`, in windows that overlap where the text is long."""
@@ -123,9 +181,42 @@ class EngineRoom:
         return logprobs.tolist()
 
 
-def marks(prompt: Prompt, chunks: frozenset[int]) -> list[ChunkMark]:
+def device_of(spec: EmbeddedBackend) -> str:
+    """Where the model runs."""
+    return spec.device if spec.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def anchor_of(
+    tokenizer: ChatTokenizer, system: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None
+) -> Anchor:
+    """What precedes the content of a user's message right after `system`; nothing where the template takes no such
+    chat."""
+    if not tokenizer.has_template:
+        return ()
+    content = ChunkMark(message=len(system), part=None, start=0, end=1)
+    try:
+        encoded = tokenizer.encode_chat([*system, {"role": "user", "content": "."}], tools=tools, chunks=[content])
+    except BadRequest:
+        return ()
+    return encoded.ids[: encoded.spans[0][0]] if encoded.spans else ()
+
+
+def common(one: Sequence[int], other: Sequence[int]) -> Anchor:
+    """What both begin with."""
+    return tuple(a for a, _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+
+
+def joined(parts: Sequence[Reuse]) -> Reuse | None:
+    """Reuse of several groups of spans of one prompt, which agree in everything else."""
+    if not parts:
+        return None
+    spans = sorted((span for part in parts for span in part.spans), key=lambda span: span.start)
+    return replace(parts[0], spans=tuple(spans))
+
+
+def marks(prompt: Prompt, chunks: frozenset[int]) -> list[tuple[Segment, ChunkMark]]:
     """Where the segments `chunks` stand in the rendered messages, as places of characters in their leaf."""
-    found: list[ChunkMark] = []
+    found: list[tuple[Segment, ChunkMark]] = []
     at = 0
     for before, segment in pairwise((None, *prompt.segments)):
         assert segment is not None, "only the first of the row is None"
@@ -133,9 +224,6 @@ def marks(prompt: Prompt, chunks: frozenset[int]) -> list[ChunkMark]:
         if segment.id in chunks and segment.text:
             part = segment.path[3] if len(segment.path) > 3 else None
             assert part is None or isinstance(part, int), segment.path
-            found.append(
-                ChunkMark(
-                    message=prompt.rendered_index(segment.message), part=part, start=at, end=at + len(segment.text)
-                )
-            )
+            message = prompt.rendered_index(segment.message)
+            found.append((segment, ChunkMark(message=message, part=part, start=at, end=at + len(segment.text))))
     return found

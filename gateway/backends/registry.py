@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from ...policies import PolicySet
 from ...policies.schema import EmbeddedBackend, OpenAIBackend
 from ..rooms import Rooms
+from ..salts import Salts
 from .base import Backend, counted_tokens, estimated_tokens
 
 if TYPE_CHECKING:
@@ -23,7 +24,8 @@ def _make(policy_set: PolicySet, rooms: Rooms, name: str) -> Backend:
     if isinstance(spec, EmbeddedBackend):
         from .embedded import EmbeddedBackend as Engine
 
-        return Engine(name, spec, path=lambda: rooms.model_path(spec.model), store=rooms.store)
+        salts = Salts.of(policy_set)
+        return Engine(name, spec, path=lambda: rooms.model_path(spec.model), store=rooms.store, salts=salts)
     from .openai import UpstreamBackend
 
     return UpstreamBackend(name, spec, api_key=policy_set.upstream_key(name), count=_counter(spec, rooms))

@@ -50,7 +50,7 @@ def ingest(
     if warm:
         from .kv import warmed
 
-        err().print(warmed(policies, target.pieces()))
+        err().print(warmed(policies, target.name, target.pieces()))
 
 
 @app.command("list")
@@ -123,6 +123,7 @@ def ready(config: Path | None) -> "PolicySet":
 def opened(policies: "PolicySet") -> "Collections":
     """The collections of a policy set. Models load when one is first needed; chunks are counted as the gateway does."""
     from ...rag import Collections, SentenceEmbedder
+    from .kv import forgotten
     from .token_counts import TokenCounts
 
     first = next(iter(policies.backends))
@@ -130,6 +131,7 @@ def opened(policies: "PolicySet") -> "Collections":
         policies.collections_root,
         embedder=SentenceEmbedder(_embedder_of(policies)),
         count_tokens=TokenCounts(policies).of(first),
+        on_gone=lambda name, texts: forgotten(policies, name, texts),
     )
 
 

@@ -44,7 +44,8 @@ class CleanErrors(TyperGroup):
 
 @contextmanager
 def bars(*, unit: str = "") -> "Iterator[Progress]":
-    """Progress bars on standard error that count `unit`; gone when the body ends, whatever ends it."""
+    """Progress bars on standard error that count `unit` and estimate what is left; gone when the body ends, whatever
+    ends it."""
     from rich import progress
 
     columns = (
@@ -53,6 +54,8 @@ def bars(*, unit: str = "") -> "Iterator[Progress]":
         progress.MofNCompleteColumn(),
         progress.TextColumn(unit),
         progress.TimeElapsedColumn(),
+        progress.TextColumn("left:"),
+        progress.TimeRemainingColumn(),
     )
     with progress.Progress(*columns, console=err(), transient=True) as shown:
         yield shown

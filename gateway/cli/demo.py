@@ -83,7 +83,7 @@ def ingested(config: Path, pages: "Sequence[Document]", questions: Sequence[str]
     if len(texts) > WARM_ALL:
         texts = found_by(collection, [FIRST, *questions])
         err().print(f"computing KV only for the {len(texts)} chunks that the questions find")
-    err().print(warmed(policies, texts))
+    err().print(warmed(policies, COLLECTION, texts))
     return collection
 
 

@@ -42,11 +42,14 @@ def warm(
     collection: Annotated[str, typer.Argument(help="Name of the collection.")],
     config: Config = None,
 ) -> None:
-    """Compute and store the KV of a collection's chunks that are not stored yet. Can be interrupted and run again."""
+    """Compute and store the KV of a collection's chunks that are not stored yet, all of them after a change of model.
+
+    Can be interrupted and run again: what was computed is kept.
+    """
     from .collections import opened, ready
 
     policies = ready(config)
-    err().print(warmed(policies, opened(policies).get(collection).pieces()))
+    err().print(warmed(policies, collection, opened(policies).get(collection).pieces()))
 
 
 def disk_store(policies: "PolicySet") -> "ChunkStore":
@@ -56,25 +59,58 @@ def disk_store(policies: "PolicySet") -> "ChunkStore":
     return open_store(disk=policies.kv_cache.disk, path=policies.kv_cache_path)
 
 
-def warmed(policies: "PolicySet", texts: "Sequence[str]") -> str:
+def warmed(policies: "PolicySet", collection: str, texts: "Sequence[str]") -> str:
     """Compute the texts' KV on every embedded backend, with bars, and say what came of it."""
-    from ...policies import EmbeddedBackend
+    from ..salts import Salts
 
-    embedded = {name: spec for name, spec in policies.backends.items() if isinstance(spec, EmbeddedBackend)}
-    if not policies.kv_cache.disk or not embedded or not texts:
+    salt = Salts.of(policies).ingested(collection)
+    if salt is None or not policies.kv_cache.disk or not _embedded(policies) or not texts:
         return "no KV to compute: " + (
-            "the policy file has no embedded backend" if not embedded
+            "the policy file has no embedded backend" if not _embedded(policies)
             else "there are no chunks" if not texts
-            else "the policy file keeps none on disk (kv_cache.disk is 0)"
+            else "the policy file keeps none on disk (kv_cache.disk is 0)" if not policies.kv_cache.disk
+            else f"{collection} is not in collections.public: each API key's is computed when it asks"
         )  # fmt: skip
-    store = disk_store(policies)
-    hub = hub_of(policies)
+    store, hub = disk_store(policies), hub_of(policies)
     return "\n".join(
-        f"{name}: {_warmed(spec, hub.resolve(spec.model), store, texts)}" for name, spec in embedded.items()
+        f"{name}: {_warmed(spec, hub.resolve(spec.model), store, texts, salt)}"
+        for name, spec in _embedded(policies).items()
     )
 
 
-def _warmed(spec: "EmbeddedBackend", path: Path, store: "ChunkStore", texts: "Sequence[str]") -> str:
+def forgotten(policies: "PolicySet", collection: str, texts: "Sequence[str]") -> None:
+    """Delete the stored KV of chunks that a collection has no more; no model is loaded for that."""
+    if not policies.kv_cache.disk or not _embedded(policies):
+        return
+    from ...backend_engine import ChatTokenizer
+    from ...backend_engine.loader import fingerprint_of
+    from ...kv_reuse import KeySpace
+    from ...prompt import ModelUnavailable
+    from ..backends.engine_room import device_of
+    from ..salts import Salts
+
+    store = disk_store(policies)
+    for spec in _embedded(policies).values():
+        try:
+            path = hub_of(policies).resolve(spec.model)
+        except ModelUnavailable as error:
+            typer.echo(f"warning: the chunks' KV stays until it is evicted: {error}", err=True)
+            continue
+        fingerprint, tokenizer = fingerprint_of(path, dtype=spec.dtype, device=device_of(spec)), ChatTokenizer(path)
+        chunks = [tokenizer.encode_plain(text) for text in texts]
+        for salt in Salts.of(policies).everywhere(collection):
+            space = KeySpace(fingerprint, salt)
+            for ids in chunks:
+                store.delete(space.key(ids))
+
+
+def _embedded(policies: "PolicySet") -> "dict[str, EmbeddedBackend]":
+    from ...policies import EmbeddedBackend
+
+    return {name: spec for name, spec in policies.backends.items() if isinstance(spec, EmbeddedBackend)}
+
+
+def _warmed(spec: "EmbeddedBackend", path: Path, store: "ChunkStore", texts: "Sequence[str]", salt: str) -> str:
     from ..backends.engine_room import EngineRoom
 
     room = EngineRoom.open(spec, path=path, store=store)
@@ -82,7 +118,7 @@ def _warmed(spec: "EmbeddedBackend", path: Path, store: "ChunkStore", texts: "Se
         ids = [room.tokenizer.encode_plain(text) for text in texts]
         with bars(unit="chunks") as shown:
             task = shown.add_task(f"computing KV with {spec.model}", total=None)
-            done = room.reuser.warm(ids, progress=lambda at, of: shown.update(task, completed=at, total=of))
+            done = room.reuser.warm(ids, salt=salt, progress=lambda at, of: shown.update(task, completed=at, total=of))
     finally:
         room.service.stop(0)
     return f"{done.computed} computed, {done.present} there before, {done.skipped} too short, {done.refused} refused"

@@ -86,6 +86,9 @@ def test_kv_is_computed_once_and_kept(config: Path, docs: Path, minilm_dir: Path
     assert "local: 0 computed, 1 there before, 1 too short, 0 refused" in again.stderr
     row = run("kv", "status", config=config).stdout.splitlines()[-1].split()
     assert row[:2] == ["disk", "1"]
+    run("collections", "delete", "docs", "--yes", config=config)
+    row = run("kv", "status", config=config).stdout.splitlines()[-1].split()
+    assert row[:2] == ["disk", "0"], "a chunk's KV goes with its document"
 
 
 @pytest.mark.slow

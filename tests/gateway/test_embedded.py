@@ -40,9 +40,10 @@ def test_marks_are_the_chunks_characters() -> None:
     chunks = frozenset(segment.id for segment in prompt.segments if segment.source is not None)
     found = [
         prompt.messages[mark.message]["content"][mark.part]["text"][mark.start : mark.end]
-        for mark in marks(prompt, chunks)
+        for _, mark in marks(prompt, chunks)
     ]
     assert found == ["chunk one", "chunk two"]
+    assert [segment.source for segment, _ in marks(prompt, chunks)] == ["d#0", "d#1"]
     assert marks(prompt, frozenset()) == []
 
 

@@ -239,7 +239,7 @@ def test_a_chunk_is_computed_after_its_anchor_which_is_dropped():
     assert plan.hits == ((1, 10, "ram", 2),) and plan.reuse is not None
     (span,) = plan.reuse.spans
     whole = kv_of((*HEADER, *A))
-    moved = repositioned(KVBlock(whole.k[:, 2:], whole.v[:, 2:]), Rope(SPEC.rope), old=2, new=1)
+    moved = repositioned(KVBlock(whole.k[:, 2:], whole.v[:, 2:]), LayerRopes(SPEC.ropes), old=2, new=1)
     assert torch.equal(span.kv.k, moved.k) and torch.equal(span.kv.v, moved.v)
 
 

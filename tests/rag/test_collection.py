@@ -105,6 +105,22 @@ def test_new_chunks_are_announced_as_they_stand_in_prompts(collections: Collecti
     assert [piece_of(hit.text) for hit in pets.search("code", top_k=1)] == [told[0][1][0]]
 
 
+def test_chunks_that_are_in_no_document_any_more_are_announced(
+    collections: Collections, reopen: Callable[..., Collections]
+) -> None:
+    gone: list[tuple[str, Sequence[str]]] = []
+    collections.create("pets").add([CATS, CARS, Document(id="copy", text=CATS.text)])
+    heard = reopen(on_gone=lambda name, texts: gone.append((name, texts)))
+    pets = heard.get("pets")
+    pets.add([CATS, Document(id="new", text="Fish swim.")])
+    pets.delete("cats")
+    assert gone == [], "the other document still has that chunk"
+    pets.add([Document(id="copy", text="Birds fly.")])
+    pets.delete("cars")
+    heard.delete("pets")
+    assert gone == [("pets", [CATS.text]), ("pets", [CARS.text]), ("pets", ["Birds fly.", "Fish swim."])]
+
+
 def test_a_failing_hook_does_not_undo_the_commit(
     collections: Collections, reopen: Callable[..., Collections], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -114,7 +130,11 @@ def test_a_failing_hook_does_not_undo_the_commit(
     collections.create("pets")
     reopen(on_chunks=broken).get("pets").add([CATS])
     assert collections.get("pets").document_ids() == ["cats"]
-    assert "the hook for new chunks failed" in caplog.text
+    assert "a hook for changed chunks failed" in caplog.text
+    reopen(on_gone=broken).get("pets").delete("cats")
+    assert collections.get("pets").document_ids() == []
+    reopen(on_gone=broken).delete("pets")
+    assert collections.list() == []
 
 
 BAD_DOCUMENTS = [
