@@ -7,7 +7,6 @@ from functools import cache
 from itertools import pairwise
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from .attention import attention_backend, default_backend
@@ -34,19 +33,19 @@ class Decoder:
     def __init__(self, spec: ModelSpec, weights: Weights, *, attention: AttentionBackend | None = None) -> None:
         self.spec = spec
         self.weights = weights
-        self.attention = attention or attention_backend(default_backend(weights.embedding.device.type))
-        self.ropes = LayerRopes(spec.ropes, weights.embedding.device)
+        self.attention = attention or attention_backend(default_backend(self.device.type))
+        self.ropes = LayerRopes(spec.ropes, self.device)
         # Rounded as the embedding is, whose family multiplies the two in its dtype.
         self._embedding_scale = float(torch.tensor(spec.embedding_scale, dtype=self.dtype))
-        self._ops = fused_ops(weights.embedding.device)
+        self._ops = fused_ops(self.device)
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.weights.embedding.dtype
+        return self.weights.dtype
 
     @property
     def device(self) -> torch.device:
-        return self.weights.embedding.device
+        return self.weights.norm.device
 
     @torch.inference_mode()
     def forward(self, batch: StepBatch, pool: KVPool) -> StepOutput:
@@ -57,7 +56,7 @@ class Decoder:
         """
         ops, spec, weights = self._ops, self.spec, self.weights
         last = spec.layers - 1
-        residual = F.embedding(batch.ids, weights.embedding)
+        residual = weights.embedding(batch.ids)
         if self._embedding_scale != 1.0:
             residual = residual * self._embedding_scale
         normed = ops.norm(residual, weights.layers[0].input_norm, spec.norm_eps)
@@ -66,7 +65,7 @@ class Decoder:
         for index, layer in enumerate(weights.layers):
             batch.loads.wait(index)
             k_pool, v_pool = pool.layer(index)
-            qkv = F.linear(normed, layer.qkv, layer.qkv_bias).view(batch.rows, -1, spec.head_dim)
+            qkv = layer.qkv(normed).view(batch.rows, -1, spec.head_dim)
             turn = HeadTurn(spec.heads, spec.kv_heads, *angles[index], layer.qk_norm, spec.norm_eps)
             due = tuple(narrowing for narrowing in batch.narrowings if narrowing.selector.layer == index)
             if due:
@@ -88,10 +87,10 @@ class Decoder:
                 residual, q = residual[rows], q[rows]
                 plan = self._plans(batch, pool)
             attended = plan(spec.windows[index])(q, k_pool, v_pool).flatten(1)
-            added = F.linear(attended, layer.out, layer.out_bias)
+            added = layer.out(attended)
             normed, residual = ops.add_norm(added, residual, layer.post_norm, spec.norm_eps, first=layer.out_norm)
-            inner = ops.gated(F.linear(normed, layer.gate_up, layer.gate_up_bias), spec.activation)
-            added = F.linear(inner, layer.down, layer.down_bias)
+            inner = ops.gated(layer.gate_up(normed), spec.activation)
+            added = layer.down(inner)
             following = weights.norm if index == last else weights.layers[index + 1].input_norm
             normed, residual = ops.add_norm(added, residual, following, spec.norm_eps, first=layer.down_norm)
         return StepOutput(normed, recomputed)
@@ -105,7 +104,7 @@ class Decoder:
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """Next-token scores, float32 [rows, vocab], of hidden states [rows, hidden]."""
-        return F.linear(hidden, self.weights.head).float()
+        return self.weights.head(hidden).float()
 
 
 def _surviving(

@@ -5,14 +5,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ..prompt.errors import ModelUnavailable
+from .linear import Forms, Linear, Table, float_forms
+from .quant import INT8, check_int8
 from .spec import ModelSpec
+
+Quantization = Literal["none", "int8"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,31 +24,29 @@ class LayerWeights:
     """One layer. Matrices are [out, in]; `qkv` stacks queries, keys and values, `gate_up` gate and up projections."""
 
     input_norm: Tensor  # [hidden]
-    qkv: Tensor  # [(heads + 2 * kv_heads) * head_dim, hidden]
-    qkv_bias: Tensor | None
+    qkv: Linear  # [(heads + 2 * kv_heads) * head_dim, hidden]
     qk_norm: Tensor | None  # [heads + kv_heads, head_dim]: weights of the query heads' norm, then of the key heads'
-    out: Tensor  # [hidden, heads * head_dim]
-    out_bias: Tensor | None
+    out: Linear  # [hidden, heads * head_dim]
     out_norm: Tensor | None  # [hidden]: of what attention adds
     post_norm: Tensor  # [hidden]: of what the feed-forward reads
-    gate_up: Tensor  # [2 * ffn, hidden]
-    gate_up_bias: Tensor | None
-    down: Tensor  # [hidden, ffn]
-    down_bias: Tensor | None
+    gate_up: Linear  # [2 * ffn, hidden]
+    down: Linear  # [hidden, ffn]
     down_norm: Tensor | None  # [hidden]: of what the feed-forward adds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
-    """All weights of a model, of one dtype on one device. With tied embeddings `head` is `embedding` itself.
+    """All weights of a model on one device. `dtype` is that of activations; matrices may be quantized.
 
     Norms are what a normed value is multiplied by: of a family with `norm_offset` 1 + what is stored, in float32.
     """
 
-    embedding: Tensor  # [vocab, hidden]
+    dtype: torch.dtype
+
+    embedding: Table  # [vocab, hidden]
     layers: tuple[LayerWeights, ...]
     norm: Tensor  # [hidden]
-    head: Tensor  # [vocab, hidden]
+    head: Linear  # [vocab, hidden]
 
 
 class WeightSource(Protocol):
@@ -108,16 +110,26 @@ def weight_files(directory: Path) -> list[Path]:
 
 
 def load_weights(
-    source: WeightSource, spec: ModelSpec, *, dtype: torch.dtype, device: torch.device | str = "cpu"
+    source: WeightSource,
+    spec: ModelSpec,
+    *,
+    dtype: torch.dtype,
+    device: torch.device | str = "cpu",
+    quantize: Quantization = "none",
 ) -> Weights:
-    """Read, convert and fuse all weights. Raises ModelUnavailable naming the tensors that do not fit."""
+    """Read, convert and fuse all weights, and bring them into the form of their products.
+
+    Raises ModelUnavailable naming the tensors that do not fit, ConfigError for what cannot be quantized here.
+    """
+    device = torch.device(device)
+    forms = _forms(dtype, device, quantize)
     _check(source.shapes, expected_shapes(spec))
 
     def read(*names: str) -> Tensor:
         """The named tensors stacked along their first axis, in memory of our own: a mapped file may change."""
         parts = [source.get(name) for name in names]
         rows = [len(part) for part in parts]
-        fused = _empty((sum(rows), *parts[0].shape[1:]), dtype, torch.device(device))
+        fused = _empty((sum(rows), *parts[0].shape[1:]), dtype, device)
         for part, place in zip(parts, fused.split(rows), strict=True):
             place.copy_(part)
         return fused
@@ -125,13 +137,21 @@ def load_weights(
     def norm(name: str) -> Tensor:
         return (source.get(name).float() + 1.0).to(device) if spec.norm_offset else read(name)
 
-    embedding = read("model.embed_tokens.weight")
+    embedding, head = forms.ends(read("model.embed_tokens.weight"), None if spec.tied else read("lm_head.weight"))
     return Weights(
+        dtype=dtype,
         embedding=embedding,
-        layers=tuple(_layer(read, norm, spec, f"model.layers.{index}.") for index in range(spec.layers)),
+        layers=tuple(_layer(read, norm, forms, spec, f"model.layers.{index}.") for index in range(spec.layers)),
         norm=norm("model.norm.weight"),
-        head=embedding if spec.tied else read("lm_head.weight"),
+        head=head,
     )
+
+
+def _forms(dtype: torch.dtype, device: torch.device, quantize: Quantization) -> Forms:
+    if quantize == "none":
+        return float_forms(dtype, device)
+    check_int8(device, dtype)
+    return INT8
 
 
 def expected_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
@@ -173,36 +193,32 @@ def _empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
     """Memory for a vector or a matrix [out, in], laid out as its products read it fastest.
 
     On a CPU the float32 product of one or two rows with a matrix of more outputs than inputs takes half as long
-    when the memory runs along the outputs (7 MB: 0.37 against 0.62 ms on one core); from four rows on there is no
-    difference.
+    when the memory runs along the outputs (7 MB: 0.37 against 0.62 ms on one core); more rows take the packed form.
     """
     if device.type == "cpu" and dtype == torch.float32 and len(shape) == 2 and shape[0] > shape[1]:
         return torch.empty(shape[::-1], dtype=dtype).t()
     return torch.empty(shape, dtype=dtype, device=device)
 
 
-def _layer(read: Callable[..., Tensor], norm: Callable[[str], Tensor], spec: ModelSpec, prefix: str) -> LayerWeights:
-    def stacked(kind: str, *names: str) -> Tensor:
-        return read(*(f"{prefix}{name}.{kind}" for name in names))
+def _layer(
+    read: Callable[..., Tensor], norm: Callable[[str], Tensor], forms: Forms, spec: ModelSpec, prefix: str
+) -> LayerWeights:
+    def matrix(biased: bool, *names: str) -> Linear:
+        weight, bias = ([f"{prefix}{name}.{kind}" for name in names] for kind in ("weight", "bias"))
+        return forms.linear(read(*weight), read(*bias) if biased else None)
 
     def norm_of(name: str) -> Tensor:
         return norm(f"{prefix}{name}_layernorm.weight")
 
-    qkv = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
-    gate_up = ("mlp.gate_proj", "mlp.up_proj")
     return LayerWeights(
         input_norm=norm_of("input"),
-        qkv=stacked("weight", *qkv),
-        qkv_bias=stacked("bias", *qkv) if spec.qkv_bias else None,
+        qkv=matrix(spec.qkv_bias, "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
         qk_norm=_per_head(norm, spec, prefix) if spec.qk_norm else None,
-        out=stacked("weight", "self_attn.o_proj"),
-        out_bias=stacked("bias", "self_attn.o_proj") if spec.out_bias else None,
+        out=matrix(spec.out_bias, "self_attn.o_proj"),
         out_norm=norm_of("post_attention") if spec.sandwich else None,
         post_norm=norm_of("pre_feedforward" if spec.sandwich else "post_attention"),
-        gate_up=stacked("weight", *gate_up),
-        gate_up_bias=stacked("bias", *gate_up) if spec.mlp_bias else None,
-        down=stacked("weight", "mlp.down_proj"),
-        down_bias=stacked("bias", "mlp.down_proj") if spec.mlp_bias else None,
+        gate_up=matrix(spec.mlp_bias, "mlp.gate_proj", "mlp.up_proj"),
+        down=matrix(spec.mlp_bias, "mlp.down_proj"),
         down_norm=norm_of("post_feedforward") if spec.sandwich else None,
     )
 

@@ -163,10 +163,10 @@ def main() -> None:
     torch.manual_seed(0)
     weights = load_weights(RandomWeights(spec), spec, dtype=torch.bfloat16, device="cuda")
     model = LoadedModel(spec=spec, decoder=Decoder(spec, weights), tokenizer=None, fingerprint="random")
-    matrices = sum(
-        layer.qkv.numel() + layer.out.numel() + layer.gate_up.numel() + layer.down.numel() for layer in weights.layers
+    layer_bytes = sum(
+        layer.qkv.nbytes + layer.out.nbytes + layer.gate_up.nbytes + layer.down.nbytes for layer in weights.layers
     )
-    weight_bytes = 2 * (matrices + weights.head.numel())
+    matrices, weight_bytes = layer_bytes // 2, layer_bytes + weights.head.nbytes
     kv_bytes = 4 * spec.layers * spec.kv_heads * spec.head_dim
     batches = [int(batch) for batch in options.batches.split(",")]
     engine = Engine(

@@ -178,6 +178,22 @@ def test_fingerprint_follows_weights_config_and_dtype(copy: Path, tiny_llama_dir
     assert load_model(copy).fingerprint != original
 
 
+@pytest.mark.skipif(
+    "fbgemm" not in torch.backends.quantized.supported_engines, reason="torch has no FBGEMM kernels here"
+)
+def test_quantized_weights_are_near_the_exact_ones(tiny_llama_dir: Path) -> None:
+    exact, rounded = load_model(tiny_llama_dir, dtype="float32"), load_model(tiny_llama_dir, quantize="int8")
+    assert rounded.fingerprint != exact.fingerprint and rounded.decoder.dtype == torch.float32
+    part = RequestRows(ids=range(10, 50), indices=range(40), pages=[2, 0, 1], logits=range(40))
+    batch = build_batch([part], page_size=16)
+    logits = [
+        model.decoder.logits(model.decoder.forward(batch, KVPool(model.spec, pages=3)).hidden)
+        for model in (exact, rounded)
+    ]
+    error = (logits[1] - logits[0]).norm() / logits[0].norm()
+    assert 0 < error < 0.1
+
+
 def test_what_is_missing_is_named(copy: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelUnavailable, match="no such model directory"):
         load_model(tmp_path / "nowhere")

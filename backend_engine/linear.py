@@ -1,0 +1,101 @@
+"""What a step's rows are multiplied by: matrices behind one interface, each in the form whose products are fastest."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+# Rows that oneDNN's blocked layout is made for. It serves other counts as well; made for one row it is slow for all.
+PACKED_ROWS = 64
+
+
+class Linear(Protocol):
+    """A matrix [out, in] with or without a bias [out]. `x` is [rows, in], the result [rows, out] of x's dtype."""
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that a product of one row reads."""
+        ...
+
+    def __call__(self, x: Tensor) -> Tensor: ...
+
+
+class Table(Protocol):
+    """The rows of a matrix by their numbers: int64 [n] to [n, hidden] in the dtype of activations."""
+
+    def __call__(self, ids: Tensor) -> Tensor: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Forms:
+    """How matrices are held: `linear` takes a weight [out, in] and a bias [out] as they were read.
+
+    `ends` takes the embedding and the head [vocab, hidden], None where embeddings are tied.
+    """
+
+    linear: Callable[[Tensor, Tensor | None], Linear]
+    ends: Callable[[Tensor, Tensor | None], tuple[Table, Linear]]
+
+
+@dataclass(frozen=True, slots=True)
+class PlainLinear:
+    """The matrix as it was read; the BLAS library's product."""
+
+    weight: Tensor
+    bias: Tensor | None = None
+
+    @property
+    def nbytes(self) -> int:
+        return self.weight.nbytes
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+
+@dataclass(frozen=True, slots=True)
+class PackedLinear:
+    """oneDNN's blocked copy, which saves the packing that BLAS does anew in each call; `single` serves a lone row."""
+
+    packed: Tensor
+    bias: Tensor | None = None
+    single: Tensor | None = None
+
+    @property
+    def nbytes(self) -> int:
+        rows, columns = self.packed.shape
+        return rows * columns * self.packed.dtype.itemsize
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self.single is not None and x.shape[0] == 1:
+            return F.linear(x, self.single, self.bias)
+        return torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
+
+
+@dataclass(frozen=True, slots=True)
+class PlainTable:
+    """Rows of a matrix as it was read."""
+
+    weight: Tensor
+
+    def __call__(self, ids: Tensor) -> Tensor:
+        return F.embedding(ids, self.weight)
+
+
+def packed_linear(weight: Tensor, bias: Tensor | None) -> Linear:
+    """The form for a CPU. float32 keeps both layouts (twice the memory), bfloat16 the blocked one alone."""
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_ROWS)
+    return PackedLinear(packed, bias, weight if weight.dtype == torch.float32 else None)
+
+
+def float_forms(dtype: torch.dtype, device: torch.device) -> Forms:
+    """The fastest forms of unquantized matrices that there are for a dtype on a device."""
+    packs = dtype in (torch.float32, torch.bfloat16) and torch.backends.mkldnn.is_available()
+    linear = packed_linear if packs and device.type == "cpu" else PlainLinear
+
+    def ends(embedding: Tensor, head: Tensor | None) -> tuple[Table, Linear]:
+        return PlainTable(embedding), linear(embedding if head is None else head, None)
+
+    return Forms(linear=linear, ends=ends)
