@@ -15,6 +15,7 @@ from .schema import (
     ApiKeySpec,
     Backend,
     CollectionsSpec,
+    EmbeddedBackend,
     KVCacheSpec,
     ModelsSpec,
     OpenAIBackend,
@@ -217,6 +218,11 @@ class PolicySet:
     def kv_cache_path(self) -> FilePath:
         """Where the disk tier of the chunk store lies."""
         return self._path(self.kv_cache.path, "kv")
+
+    def prefix_cache_path(self, backend: EmbeddedBackend) -> FilePath | None:
+        """Where the disk tier of an engine's prefix cache lies; None where it has none."""
+        disk = backend.prefix_cache.disk
+        return None if disk is None or not disk.size else self._path(disk.path, "prefix")
 
     @property
     def models_cache(self) -> FilePath | None:

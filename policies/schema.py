@@ -31,6 +31,29 @@ class Spec(BaseModel):
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
 
 
+class PrefixDiskSpec(Spec):
+    """A folder for prefixes that left memory, and how many bytes it may hold; gateways may share it."""
+
+    path: Text | None = None
+    size: Bytes = 16 * 2**30
+
+
+class PrefixCacheSpec(Spec):
+    """Where prefixes go that find no room in `kv_memory`: host memory, then disk, which needs some of it.
+
+    `host` None is 4 GiB on a GPU. On a CPU `kv_memory` is host memory already, so it is 0 there, or 256 MiB for a disk.
+    """
+
+    host: Bytes | None = None
+    disk: PrefixDiskSpec | None = None
+
+    @model_validator(mode="after")
+    def _disk_needs_host(self) -> "PrefixCacheSpec":
+        if self.disk is not None and self.disk.size and self.host == 0:
+            raise ValueError("disk needs some host memory, which its pages pass through")
+        return self
+
+
 class EmbeddedBackend(Spec):
     """Our own engine in this process. `kv_memory` in bytes; `step_tokens` is the token budget of one engine step."""
 
@@ -42,6 +65,7 @@ class EmbeddedBackend(Spec):
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = "auto"
     context_limit: Annotated[int, Field(gt=0)] | None = None
     kv_memory: Bytes = 2 * 2**30
+    prefix_cache: PrefixCacheSpec = PrefixCacheSpec()
     step_tokens: Annotated[int, Field(ge=16)] = 512
     max_running: Annotated[int, Field(ge=1)] = 32
     queue: Annotated[int, Field(ge=1)] = 256

@@ -40,7 +40,8 @@ class Report:
 
     `tokens_in` counts the prompt as it came, `tokens_out` as it was sent (both in the backend's tokens where a
     tokenizer is known, else estimated). `reused` tokens came from stored chunk KV, `recomputed` of them were repaired,
-    `cached` came from the prefix cache, `retrieved` were added, `pruned` were removed.
+    `cached` came from the prefix cache (`loaded` of them from its host memory or disk), `retrieved` were added,
+    `pruned` were removed.
     """
 
     policy: str = "off"
@@ -52,6 +53,7 @@ class Report:
     retrieved: int = 0
     pruned: int = 0
     cached: int = 0
+    loaded: int = 0
     reused: int = 0
     recomputed: int = 0
     overhead_ms: float = 0.0

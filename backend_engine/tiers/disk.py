@@ -23,6 +23,7 @@ logger = logging.getLogger(__name__)
 _SUFFIX = ".page"
 _STALE_S = 3600.0  # a temporary file this old was left by a process that died while writing
 _RETRY_S = 60.0  # how long nothing is written after a write that failed
+_SCAN_S = 30.0
 _ROOM = 0.9  # of the budget stays when files have to go, so that not every write has to look for some
 
 
@@ -39,7 +40,7 @@ class DiskFolder:
 
     A file is written beside its place and renamed, so a reader sees all of it or nothing; nothing is synced, because
     what a crash of the machine leaves behind does not match its checksum. What other processes write counts when the
-    folder is looked through: when this one passes the budget, and at `refresh`.
+    folder is looked through: when this one passes the budget, every half minute of writing, and at `refresh`.
     """
 
     def __init__(self, root: Path, *, budget: int, space: bytes, page_bytes: int) -> None:
@@ -54,6 +55,7 @@ class DiskFolder:
         self._number = itertools.count()
         self._stamp = 0
         self._closed_until = 0.0
+        self._scanned = 0.0
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             (probe := self._folder / f".{os.getpid()}.tmp").touch()
@@ -132,6 +134,8 @@ class DiskFolder:
         with self._lock:
             if self.bytes + size > self.budget:
                 self._make_room(size)
+            elif time.monotonic() - self._scanned > _SCAN_S:
+                self._scan()
             self.bytes += size
         try:
             yield
@@ -197,6 +201,7 @@ class DiskFolder:
                 elif name.endswith(".tmp") and time.time() - stat.st_mtime > _STALE_S:
                     self._remove(path)
         self._keys = keys
+        self._scanned = time.monotonic()
         self.bytes = sum(entry.size for entry in entries)
         # A clock that was set back must not make new files look older than what is here.
         self._stamp = max([self._stamp, *(entry.mtime_ns for entry in entries)])

@@ -30,6 +30,8 @@ def open_tiers(
     page_bytes = KVPool.bytes_per_token(spec, dtype) * pool.page_size
     pages = options.host_bytes // page_bytes
     if not pages:
+        if options.host_bytes:
+            logger.warning("evicted prefixes are not kept: a page has %d bytes, host_bytes are fewer", page_bytes)
         return EmptyTier()
     on_card = device.type == "cuda"
     try:

@@ -65,7 +65,7 @@ class Tiers:
         self._unwritten: deque[bytes] = deque()
         self._fetching: dict[bytes, _Bringing] = {}
         self._ended = threading.Condition()
-        self._disk_rate, self._prefill_rate = Rate(), Rate()
+        self.disk_rate, self.prefill_rate = Rate(), Rate()  # bytes read, tokens computed
         self._refreshed = time.monotonic()
         self._closed = False
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="tier-write")
@@ -114,7 +114,7 @@ class Tiers:
 
     def computed(self, tokens: int, seconds: float) -> None:
         if tokens >= _MEASURED_ROWS:
-            self._prefill_rate.add(tokens, seconds)
+            self.prefill_rate.add(tokens, seconds)
 
     def stats(self) -> TierStats:
         host, disk = self._host, self._disk
@@ -170,11 +170,11 @@ class Tiers:
         """Whether reading beats computing, as far as both have been measured. Memory's part costs neither way."""
         if len(missing) * self.naming.page_size < MIN_TOKENS:
             return False
-        reading = self._disk_rate.seconds(len(missing) * self._page_bytes)
-        computing = self._prefill_rate.seconds(reach * self.naming.page_size)
+        reading = self.disk_rate.seconds(len(missing) * self._page_bytes)
+        computing = self.prefill_rate.seconds(reach * self.naming.page_size)
         if reading is None or computing is None or reading < computing:
             return True
-        self._disk_rate.fade()
+        self.disk_rate.fade()
         return False
 
     def _background(self, workers: ThreadPoolExecutor, job: Callable[[], object]) -> None:
@@ -209,7 +209,7 @@ class Tiers:
             read = list(self._readers.map(self._read, keys, pages.tolist()))
             self._host.add([key for key, good in zip(keys, read, strict=True) if good], pages[read])
             self._host.release(pages[[not good for good in read]])
-            self._disk_rate.add(self._page_bytes * len(keys), time.monotonic() - began)
+            self.disk_rate.add(self._page_bytes * len(keys), time.monotonic() - began)
         finally:
             with self._ended:
                 self._fetching = {first: other for first, other in self._fetching.items() if other is not fetch}

@@ -52,7 +52,7 @@ class _Ready:
 class EmbeddedBackend(Backend):
     """Answers with a model in this process. `path` finds its files, `store` opens the chunk store; both may block.
 
-    `salts` keep tenants' chunks apart.
+    `salts` keep tenants' chunks apart; `prefixes` is the folder of the prefix cache's disk tier, where there is one.
     """
 
     kv_reuse = True
@@ -65,12 +65,14 @@ class EmbeddedBackend(Backend):
         path: Callable[[], Path],
         store: Callable[[], "ChunkStore"],
         salts: Salts | None = None,
+        prefixes: Path | None = None,
     ) -> None:
         super().__init__(name)
         self._salts = salts or Salts()
         self._spec = spec
         self._path = path
         self._store = store
+        self._prefixes = prefixes
         self._room: EngineRoom | None = None
         self._lock = threading.Lock()
         self._loading: asyncio.Task[EngineRoom] | None = None
@@ -241,7 +243,9 @@ class EmbeddedBackend(Backend):
 
         with self._lock:
             if self._room is None:
-                self._room = EngineRoom.open(self._spec, path=self._path(), store=self._store())
+                self._room = EngineRoom.open(
+                    self._spec, path=self._path(), store=self._store(), prefixes=self._prefixes
+                )
             return self._room
 
     def _in_background(self, job: Callable[[], object]) -> None:
@@ -287,6 +291,7 @@ def count_template(report: Report, tokens: int) -> None:
 def note(report: Report, result: Result) -> None:
     """Enter what the engine did."""
     report.cached = result.cached_tokens
+    report.loaded = result.loaded_tokens
     report.reused = result.reused_tokens
     report.recomputed = result.recomputed_tokens
 

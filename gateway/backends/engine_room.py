@@ -29,6 +29,8 @@ from ...prompt import BadRequest, ConfigError, ContextTooLong, Prompt, Segment
 
 _WINDOW = 1024  # tokens that are scored in one piece
 _OVERLAP = 64  # of these, tokens that only give context
+_HOST_BYTES = 4 << 30  # for evicted prefixes of a GPU's pool
+_PASSING_BYTES = 256 << 20  # on a CPU, for what goes to disk and comes from there
 _NORMALIZED = 4  # characters that a normalizer (NFC, NFKC) makes one of, at most
 
 
@@ -70,9 +72,9 @@ class EngineRoom:
     _plain: Tokenizer
 
     @classmethod
-    def open(cls, spec: EmbeddedBackend, *, path: Path, store: ChunkStore) -> Self:
+    def open(cls, spec: EmbeddedBackend, *, path: Path, store: ChunkStore, prefixes: Path | None = None) -> Self:
         """Load the model and start its thread; takes seconds. ModelUnavailable or ConfigError where that is
-        impossible.
+        impossible. `prefixes` is the folder of evicted prefixes.
         """
         if spec.threads is not None:
             torch.set_num_threads(spec.threads)
@@ -80,9 +82,7 @@ class EngineRoom:
         model = load_model(path, dtype=spec.dtype, device=device, quantize=spec.quantize)
         if model.tokenizer is None:
             raise ConfigError(f"the model {spec.model} has no tokenizer; it cannot answer chat messages")
-        options = EngineOptions(
-            kv_bytes=spec.kv_memory, step_tokens=max(spec.step_tokens, spec.max_running), max_running=spec.max_running
-        )
+        options = engine_options(spec, on_card=device != "cpu", prefixes=prefixes)
         engine = Engine(model, options=options)
         service = EngineService(engine, max_waiting=spec.queue)
         service.start()
@@ -212,6 +212,20 @@ def joined(parts: Sequence[Reuse]) -> Reuse | None:
         return None
     spans = sorted((span for part in parts for span in part.spans), key=lambda span: span.start)
     return replace(parts[0], spans=tuple(spans))
+
+
+def engine_options(spec: EmbeddedBackend, *, on_card: bool, prefixes: Path | None) -> EngineOptions:
+    """The engine's sizes for a backend of the policy file."""
+    cache = spec.prefix_cache
+    usual = _HOST_BYTES if on_card else _PASSING_BYTES if prefixes else 0
+    return EngineOptions(
+        kv_bytes=spec.kv_memory,
+        step_tokens=max(spec.step_tokens, spec.max_running),
+        max_running=spec.max_running,
+        host_bytes=usual if cache.host is None else cache.host,
+        disk_bytes=cache.disk.size if cache.disk and prefixes else 0,
+        disk_path=prefixes,
+    )
 
 
 def marks(prompt: Prompt, chunks: frozenset[int]) -> list[tuple[Segment, ChunkMark]]:

@@ -24,8 +24,14 @@ def _make(policy_set: PolicySet, rooms: Rooms, name: str) -> Backend:
     if isinstance(spec, EmbeddedBackend):
         from .embedded import EmbeddedBackend as Engine
 
-        salts = Salts.of(policy_set)
-        return Engine(name, spec, path=lambda: rooms.model_path(spec.model), store=rooms.store, salts=salts)
+        return Engine(
+            name,
+            spec,
+            path=lambda: rooms.model_path(spec.model),
+            store=rooms.store,
+            salts=Salts.of(policy_set),
+            prefixes=policy_set.prefix_cache_path(spec),
+        )
     from .openai import UpstreamBackend
 
     return UpstreamBackend(name, spec, api_key=policy_set.upstream_key(name), count=_counter(spec, rooms))

@@ -1,16 +1,22 @@
 """Evicted prefixes in host memory and on disk: the same tokens as without, and nothing leaks."""
 
 import random
+import shutil
 import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 
+import numpy as np
 import pytest
 from promptsluice.backend_engine.engine import Engine
 from promptsluice.backend_engine.loader import LoadedModel, load_model
 from promptsluice.backend_engine.options import EngineOptions
 from promptsluice.backend_engine.pool import KVPool
+from promptsluice.backend_engine.service import EngineService
 from promptsluice.backend_engine.tiers.streams import SideStream
 from promptsluice.backend_engine.tiers.tiered import Tiers
 from promptsluice.prompt.errors import ConfigError
@@ -302,3 +308,66 @@ def test_options_that_make_no_sense() -> None:
         EngineOptions(host_bytes=1, disk_bytes=1)
     with pytest.raises(ConfigError, match="host_bytes"):
         EngineOptions(host_bytes=-1)
+
+
+def test_a_folder_lost_on_the_way_costs_the_disk_tier_alone(
+    model: LoadedModel, reference: Reference, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine, ids = tiered(model, disk=tmp_path / "pages"), random_ids(101, 1)
+    shutil.rmtree(tmp_path / "pages")
+    (tmp_path / "pages").write_text("somebody else's")
+    alone(engine, greedy(ids))
+    forget(engine)
+    settled(engine)
+    assert engine.stats().disk_failures == 1 and "nothing is written" in caplog.text
+    again = alone(engine, greedy(ids))
+    assert again.tokens == reference.greedy(ids) and again.result.loaded_tokens == 100
+    engine.close()
+
+
+def test_many_callers_of_two_services_on_one_folder(model: LoadedModel, reference: Reference, tmp_path: Path) -> None:
+    """Conversations that take turns on pools too small for all of them, half of them at each engine."""
+    services = [EngineService(tiered(model, pages=50, host_pages=60, disk=tmp_path)) for _ in range(2)]
+    for service in services:
+        service.start()
+
+    def talk(seed: int) -> None:
+        ids = random_ids(80, seed)
+        for turn in range(3):
+            sink = Collected()
+            services[(seed + turn) % 2].submit(greedy(ids, 6), sink)
+            ends = time.monotonic() + WAIT_S
+            while not sink.ended:
+                assert time.monotonic() < ends
+                time.sleep(0.002)
+            assert sink.tokens == expected(ids)
+            ids = (*ids, *sink.tokens, *random_ids(10, 100 * turn + seed))
+
+    @lru_cache
+    def expected(ids: tuple[int, ...]) -> list[int]:
+        with lock:
+            return reference.greedy(ids, 6)
+
+    lock = threading.Lock()
+    with ThreadPoolExecutor(6) as callers:
+        list(callers.map(talk, range(6)))
+    for service in services:
+        settled(service.engine)
+        service.stop()
+    stats = [service.engine.stats() for service in services]
+    assert sum(each.loaded_tokens for each in stats) > 0 and all(each.disk_failures == 0 for each in stats)
+
+
+def test_reading_is_given_up_where_computing_is_faster(model: LoadedModel, tmp_path: Path) -> None:
+    first, ids = tiered(model, disk=tmp_path), random_ids(101, 1)
+    alone(first, greedy(ids))
+    forget(first)
+    settled(first)
+    second = tiered(model, disk=tmp_path)
+    names = tiers(second).naming.extend(tiers(second).naming.start(""), np.array(ids))
+    second.tier.computed(1 << 40, 1e-3)  # a machine that computes as fast as no disk reads
+    tiers(second).disk_rate.add(1, 1)
+    assert second.tier.fetch(names).done
+    assert alone(second, greedy(ids)).result.loaded_tokens == 0
+    first.close()
+    second.close()
