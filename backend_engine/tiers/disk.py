@@ -59,7 +59,7 @@ class DiskFolder:
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             (probe := self._folder / f".{os.getpid()}.tmp").touch()
-            probe.unlink()
+            probe.unlink(missing_ok=True)  # another engine of this process may be trying the same
             self.refresh()
         except OSError as error:
             raise ConfigError(f"the prefix cache's folder {root} cannot be used: {error.strerror}") from error

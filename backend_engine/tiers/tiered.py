@@ -96,7 +96,7 @@ class Tiers:
             return NOTHING
         if time.monotonic() - self._refreshed > _REFRESH_S:
             self._refreshed = time.monotonic()
-            self._background(self._writer, self._disk.refresh)
+            self._background(self._writer, self.refresh)
         missing, reach = self._missing(self._disk, keys)
         if not self._pays(missing, reach):
             return NOTHING
@@ -140,6 +140,11 @@ class Tiers:
         self._closed = True
         for workers in (self._fetchers, self._readers, self._writer):
             workers.shutdown(cancel_futures=True)
+
+    def refresh(self) -> None:
+        """Look now for what others wrote to the folder; blocks on the file system."""
+        if self._disk is not None:
+            self._disk.refresh()
 
     def check(self) -> None:
         """Assert the invariants, while nothing is being read or written; for tests."""

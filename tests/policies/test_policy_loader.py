@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from promptsluice.policies import PolicyFileError, PolicySet
-from promptsluice.policies.schema import EmbeddedBackend
+from promptsluice.policies.schema import EmbeddedBackend, PrefixCacheSpec, PrefixDiskSpec
 from promptsluice.prompt import ConfigError, Kind
 
 
@@ -128,6 +128,7 @@ def test_unknown_keys_name_the_nearest(text: str, line: int, parts: list[str]) -
         ("version: 1\nserver: {request_timeout: .nan}", 2, "finite"),
         ("version: 1\nserver: {max_body_bytes: 16MoB}", 2, "size in bytes"),
         ("version: 1\nbackends: {}", 2, "backends"),
+        ("version: 1\nbackends: {b: {kind: embedded, prefix_cache: {host: 0, disk: {}}}}", 2, "disk needs some host"),
         ("version: 1\nbackends: {b: {}}", 2, "needs kind: embedded or kind: openai"),
         ("version: 1\nbackends: {b: {kind: vllm}}", 2, "kind must be embedded or openai"),
         ("version: 1\nbackends: {b: {kind: openai}}", 2, "backends.b.base_url is required"),
@@ -219,6 +220,9 @@ def test_relative_paths_start_at_the_file(tmp_path: Path, monkeypatch: pytest.Mo
     assert policies.collections_root == tmp_path / "c"
     assert policies.models_cache == Path("/m")
     assert policies.kv_cache_path == tmp_path / "xdg" / "promptsluice" / "kv"
+    usual = EmbeddedBackend(kind="embedded", prefix_cache=PrefixCacheSpec(disk=PrefixDiskSpec()))
+    assert policies.prefix_cache_path(usual) == tmp_path / "xdg" / "promptsluice" / "prefix"
+    assert policies.prefix_cache_path(EmbeddedBackend(kind="embedded")) is None
 
 
 def test_a_chain_of_thousands_of_policies_is_refused_at_once() -> None:
