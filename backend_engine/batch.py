@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .probe import Probe
 from .tiers.base import Loads
 from .tiers.empty import NO_LOADS
 from .types import RowSelector
@@ -58,6 +59,7 @@ class StepBatch:
     logit_counts_host: tuple[int, ...]  # logit rows per request, [B]
     narrowings: tuple[Narrowing, ...] = ()
     loads: Loads = NO_LOADS  # keys and values that come into the pool from elsewhere, layer by layer
+    probes: tuple[Probe, ...] = ()
 
     @property
     def rows(self) -> int:
@@ -77,7 +79,8 @@ class StepBatch:
     def keep(self, rows: Tensor, counts: Sequence[int], *, narrowings: tuple[Narrowing, ...] = ()) -> "StepBatch":
         """The batch with only `rows` (int64, ascending), of which `counts[b]` belong to request b.
 
-        `logit_rows` must all be among `rows`. `narrowings` are those still to come, of requests that lost no row now.
+        `logit_rows` and the rows of `probes` must all be among `rows`. `narrowings` are those still to come, of
+        requests that lost no row now.
         """
         starts = (0, *accumulate(counts))
         assert starts[-1] == rows.shape[0], (counts, rows.shape)
@@ -91,6 +94,7 @@ class StepBatch:
             query_start_host=starts,
             logit_rows=torch.searchsorted(rows, self.logit_rows),
             narrowings=narrowings,
+            probes=tuple(replace(probe, rows=torch.searchsorted(rows, probe.rows)) for probe in self.probes),
         )
 
 

@@ -41,6 +41,8 @@ def _check_reuse(reuse: Reuse, model: LoadedModel, *, prompt: int) -> None:
             f"the selector's layer must lie between 0 and {spec.layers - 1}, found {reuse.selector.layer}",
             param="reuse",
         )
+    if reuse.selector is not None and reuse.chooser is not None:
+        raise BadRequest("rows are named by a selector or by a chooser, not by both", param="reuse")
     for span in reuse.spans:
         shape = (spec.layers, span.kv.tokens, spec.kv_heads, spec.head_dim)
         if span.start < end or span.stop > prompt:

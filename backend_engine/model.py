@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
 
@@ -80,10 +80,12 @@ class Decoder:
                 pool.write(index, batch.slots, k, v)
             else:
                 q = ops.rotated_into(qkv, turn, batch.slots, k_pool, v_pool)
+            for probe in batch.probes:
+                probe.look(index, q, k_pool, spec)
             if index == last and batch.logit_rows.shape[0] < batch.rows:  # nobody needs the others any more
                 rows = batch.logit_rows
                 assert not batch.narrowings, "a selector's layer must be one of the model's"
-                batch = batch.keep(rows, batch.logit_counts_host)
+                batch = replace(batch, probes=()).keep(rows, batch.logit_counts_host)
                 residual, q = residual[rows], q[rows]
                 plan = self._plans(batch, pool)
             attended = plan(spec.windows[index])(q, k_pool, v_pool).flatten(1)

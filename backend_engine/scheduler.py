@@ -6,7 +6,7 @@ release.
 
 import time
 from bisect import insort
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -152,6 +152,11 @@ class Scheduler:
         sequence = chunk.sequence
         sequence.ran += chunk.count
         sequence.recomputed += chunk.quota
+        if chunk.probed:  # what stands before the first span is as it should be
+            sequence.computed = sequence.spans[0].start
+            self._share(sequence)
+            sequence.choose(first=sequence.computed)
+            return
         sequence.computed = sequence.length if chunk.last else int(sequence.plan[sequence.ran])
         self._share(sequence)
         if chunk.last:
@@ -346,8 +351,11 @@ def _held(match: Match) -> Pages:
 
 def _chunk(sequence: Sequence, budget: int) -> Chunk:
     count = min(budget, len(sequence.plan) - sequence.ran)
+    chunk = Chunk(sequence=sequence, first=sequence.ran, count=count)
+    if sequence.ran + count == len(sequence.plan):
+        chunk = replace(chunk, last=not sequence.probing, probed=sequence.probing)
     if sequence.repairable is None:
-        return Chunk(sequence=sequence, first=sequence.ran, count=count)
+        return chunk
     repairable = int(np.count_nonzero(sequence.repairable[sequence.ran : sequence.ran + count]))
     quota = sequence.quota(count)
-    return Chunk(sequence=sequence, first=sequence.ran, count=count, quota=quota, narrowed=quota < repairable)
+    return replace(chunk, quota=quota, narrowed=quota < repairable)

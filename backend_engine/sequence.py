@@ -7,6 +7,7 @@ from enum import Enum
 from typing import Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -14,7 +15,7 @@ from ..prompt.errors import PromptsluiceError
 from .detokenize import Detokenizer
 from .pages import Pages
 from .tiers.base import Fetch
-from .types import Delta, GenerationRequest, KVBlock, Result, ReusedSpan
+from .types import Delta, GenerationRequest, KVBlock, Result, ReusedSpan, RowChooser
 
 Rows = NDArray[np.int64]
 NO_PAGES: Pages = np.empty(0, dtype=np.int32)
@@ -67,6 +68,8 @@ class Sequence:
     ran: int = 0
     spans: tuple[ReusedSpan, ...] = ()  # what a prefix hit left of the request's
     repairable: NDArray[np.bool_] | None = None  # per row of `plan`
+    probing: bool = False  # `plan` only shows which reused rows the prompt's end looks at
+    attention: Tensor | None = None  # on each of the first `asked` keys, while probing
     limit: int = 0
     leader: "tuple[Sequence, int] | None" = None  # who computes a prefix that this one waits for, and its length
     logprobs: Tensor | None = None
@@ -150,16 +153,53 @@ class Sequence:
         self.reused = int(np.count_nonzero(inside))
         self.recomputed = 0
         self.spans = spans
+        self.probing, self.attention = False, None
         self.limit = spans[0].start if spans else self.most
         self.ran = 0
         self.computed = cached - loading
         self.phase = Phase.PREFILL
+        if reuse is not None and spans and reuse.chooser is not None and reuse.ratio > 0:
+            self._choose_or_probe(reuse.chooser, first=cached)
+
+    @property
+    def asked(self) -> int:
+        """How many leading tokens stand before the end that asks: up to the last span's."""
+        return min(self.spans[-1].stop, self.prompt - 1)
+
+    def _choose_or_probe(self, chooser: RowChooser, *, first: int) -> None:
+        assert self.request.reuse is not None
+        if chooser.depth is None or self.request.reuse.ratio >= 1:
+            self.choose(first=first)
+        else:
+            self.plan, self.probing = self.plan[self.plan < self.prompt], True
+
+    def choose(self, *, first: int) -> None:
+        """Plan the rows from `first` on that the chooser names, beside those that are not reused."""
+        reuse, probed = self.request.reuse, self.attention
+        assert reuse is not None and reuse.chooser is not None and self.spans
+        last = self.prompt - 1
+        places = np.concatenate([np.arange(span.start, span.stop) for span in self.spans])
+        offsets = np.concatenate([np.arange(span.kv.tokens) for span in self.spans])[places != last]
+        places = places[places != last]
+        quota = math.ceil(reuse.ratio * len(places) - 1e-9)
+        chosen = np.arange(len(places))
+        if quota < len(places):
+            attention = None if probed is None else probed[torch.from_numpy(places).to(probed.device)]
+            rows = reuse.chooser.choose(attention=attention, offsets=torch.from_numpy(offsets), quota=quota)
+            assert rows.shape == (quota,), (rows.shape, quota)
+            chosen = rows.cpu().numpy()
+        needed = np.ones(self.length, dtype=bool)
+        needed[places] = False
+        needed[places[chosen]] = True
+        self.plan = np.flatnonzero(needed[first:]) + first
+        self.ran, self.recomputed, self.probing, self.attention = 0, quota, False, None
 
     def stop(self, phase: Phase) -> None:
         """Forget what was in the pool."""
         self.phase = phase
         self.row, self.computed, self.ran = -1, 0, 0
         self.pages, self.plan, self.spans, self.repairable = NO_PAGES, _NO_ROWS, (), None
+        self.probing, self.attention = False, None
 
     def quota(self, count: int) -> int:
         """How many repairable rows of the plan's next `count` are recomputed.

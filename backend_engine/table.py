@@ -11,28 +11,29 @@ from torch import Tensor
 
 from .batch import Narrowing, StepBatch
 from .pages import Pages
+from .probe import PROBING_ROWS, Probe
 from .sampling import SamplingTensors
 from .sequence import Rows, Sequence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
-    """A piece of a prefill: rows `first .. first + count - 1` of its sequence's plan. `quota` of the repairable run."""
+    """A piece of a prefill: rows `first .. first + count - 1` of its sequence's plan. `quota` of the repairable run.
+
+    `last`: the prefill is complete with it. `probed`: only the probe is, after which the prefill is planned anew.
+    """
 
     sequence: Sequence
     first: int
     count: int
     quota: int = 0
     narrowed: bool = False
+    last: bool = False
+    probed: bool = False
 
     @property
     def rows(self) -> Rows:
         return self.sequence.plan[self.first : self.first + self.count]
-
-    @property
-    def last(self) -> bool:
-        """Whether the prefill is complete with it."""
-        return self.first + self.count == len(self.sequence.plan)
 
     @property
     def scored(self) -> int:
@@ -199,6 +200,11 @@ class RunningTable:
             narrowings=tuple(
                 self._narrowing(decodes + number, chunk) for number, chunk in enumerate(plan.chunks) if chunk.narrowed
             ),
+            probes=tuple(
+                probe
+                for start, chunk in zip(starts[decodes:].tolist(), plan.chunks, strict=False)
+                if chunk.sequence.probing and (probe := self._probe(start, chunk)) is not None
+            ),
         )
 
     def _narrowing(self, request: int, chunk: Chunk) -> Narrowing:
@@ -211,6 +217,22 @@ class RunningTable:
             repairable=self._tensor(np.flatnonzero(mask)),
             required=self._tensor(np.flatnonzero(~mask)),
             quota=chunk.quota,
+        )
+
+    def _probe(self, start: int, chunk: Chunk) -> Probe | None:
+        """What the asking rows among a chunk's look at; `start` is its first row in the step."""
+        sequence, reuse = chunk.sequence, chunk.sequence.request.reuse
+        assert reuse is not None and reuse.chooser is not None and reuse.chooser.depth is not None
+        asking = np.flatnonzero(chunk.rows >= max(sequence.asked, sequence.prompt - PROBING_ROWS))
+        if not len(asking):
+            return None
+        if sequence.attention is None:
+            sequence.attention = torch.zeros(sequence.asked, device=self.device)
+        return Probe(
+            rows=self._tensor(start + asking),
+            slots=self.slots(sequence, 0, sequence.asked),
+            depth=reuse.chooser.depth,
+            attention=sequence.attention,
         )
 
     def _tensor(self, array: np.ndarray) -> Tensor:

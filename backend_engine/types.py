@@ -85,6 +85,23 @@ class RowSelector(Protocol):
         ...
 
 
+class RowChooser(Protocol):
+    """Chooses which reused rows are recomputed before any of them runs, so that the others cost nothing at all.
+
+    With a `depth`, the engine first runs what is not reused over the stored KV, and sums the attention weights of the
+    prompt's last rows, those behind the last span, on each key, over heads and over the layers from this share of the
+    depth on. Without one, rows are chosen by their places alone. It must be a pure function of its inputs.
+    """
+
+    @property
+    def depth(self) -> float | None: ...
+
+    def choose(self, *, attention: "Tensor | None", offsets: "Tensor", quota: int) -> "Tensor":
+        """Return `quota` row indices, int64, unique. `attention` float32 [rows] is None without a depth; `offsets`
+        int64 [rows] are the rows' places in their chunks."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class ReusedSpan:
     """Stored KV for the tokens `start ..
@@ -104,14 +121,15 @@ class ReusedSpan:
 class Reuse:
     """Reused spans of one request, ascending and disjoint.
 
-    With `selector=None` the rows of the spans are not computed at all ("reuse"). Otherwise all rows run up to the
-    selector's layer and `ceil(ratio * rows)` of the repairable rows go on ("blend"), each chunk of the prefill
-    choosing its share; `ratio=1.0` equals a full prefill.
+    With neither `selector` nor `chooser` the rows of the spans are not computed at all ("reuse"). With a selector all
+    rows run up to its layer and `ceil(ratio * rows)` of the repairable rows go on ("blend"), each chunk of the prefill
+    choosing its share; with a chooser so many are chosen before the prefill. `ratio=1.0` equals a full prefill.
     A request with spans never enters the prefix tree beyond the first span's start.
     """
 
     spans: tuple[ReusedSpan, ...]
     selector: RowSelector | None = None
+    chooser: RowChooser | None = None
     ratio: float = 0.15
 
 

@@ -10,14 +10,16 @@ if TYPE_CHECKING:
     from .keys import ChunkKey, KeySpace
     from .ram import RamStore
     from .reposition import repositioned
-    from .selectors import KVDeviation, make_selector, selector_names
+    from .selectors import AUTO, ChunkHeads, KVDeviation, QueryAttention, Repair, make_repair, selector_names
     from .store import ChunkStore, EmptyStore, StoredChunk, TierStats
     from .tiered import TieredStore, open_store
     from .warm import Prefiller, Warmer, WarmReport
 
 _LAZY = {
+    "AUTO": ".selectors",
     "MODES": ".blend",
     "Anchors": ".anchors",
+    "ChunkHeads": ".selectors",
     "ChunkKey": ".keys",
     "ChunkStore": ".store",
     "DiskStore": ".disk",
@@ -25,7 +27,9 @@ _LAZY = {
     "KVDeviation": ".selectors",
     "KeySpace": ".keys",
     "Prefiller": ".warm",
+    "QueryAttention": ".selectors",
     "RamStore": ".ram",
+    "Repair": ".selectors",
     "ReusePlan": ".blend",
     "Reuser": ".blend",
     "SpanHit": ".blend",
@@ -34,15 +38,17 @@ _LAZY = {
     "TieredStore": ".tiered",
     "WarmReport": ".warm",
     "Warmer": ".warm",
-    "make_selector": ".selectors",
+    "make_repair": ".selectors",
     "open_store": ".tiered",
     "repositioned": ".reposition",
     "selector_names": ".selectors",
 }
 
 __all__ = [
+    "AUTO",
     "MODES",
     "Anchors",
+    "ChunkHeads",
     "ChunkKey",
     "ChunkStore",
     "DiskStore",
@@ -50,7 +56,9 @@ __all__ = [
     "KVDeviation",
     "KeySpace",
     "Prefiller",
+    "QueryAttention",
     "RamStore",
+    "Repair",
     "ReusePlan",
     "Reuser",
     "SpanHit",
@@ -59,7 +67,7 @@ __all__ = [
     "TieredStore",
     "WarmReport",
     "Warmer",
-    "make_selector",
+    "make_repair",
     "open_store",
     "repositioned",
     "selector_names",

@@ -8,12 +8,12 @@ from typing import NamedTuple
 
 from ..backend_engine.rope import LayerRopes
 from ..backend_engine.spec import ModelSpec
-from ..backend_engine.types import KVBlock, Reuse, ReusedSpan, RowSelector
+from ..backend_engine.types import KVBlock, Reuse, ReusedSpan
 from ..prompt.errors import BadRequest
 from .anchors import BARE, Anchor, Anchors
 from .keys import KeySpace
 from .reposition import repositioned, require_movable
-from .selectors import KVDeviation
+from .selectors import AUTO, Repair
 from .store import ChunkStore, StoredChunk, TierStats
 from .warm import Ids, Prefiller, Warmer, WarmReport
 
@@ -91,7 +91,7 @@ class Reuser:
         *,
         mode: str = "blend",
         ratio: float = 0.15,
-        selector: RowSelector | None = None,
+        repair: Repair = AUTO,
         salt: str | None = None,
         anchors: Sequence[Sequence[int]] = (),
     ) -> ReusePlan:
@@ -100,10 +100,10 @@ class Reuser:
         Of a chunk that is stored under several anchors, the best one is taken: the longest of `anchors` that the prompt
         begins with, before its first chunk; then a sink; then the chunk computed bare.
         The prompt's last token is never loaded, because its logits are needed. In mode "blend", `ratio` of the loaded
-        rows are recomputed, chosen by `selector` (by default KVDeviation). Raises BadRequest for a mode, ratio or
-        selector that cannot be honoured.
+        rows are recomputed, chosen as `repair` says. Raises BadRequest for a mode, ratio or selector that cannot be
+        honoured.
         """
-        chosen = self._selector(mode, ratio, selector)
+        repair = self._repair(mode, ratio, repair)
         places = self._worthwhile(spans, len(ids))
         if mode in ("off", "prefix") or not places:
             return ReusePlan(None, (), ())
@@ -123,7 +123,9 @@ class Reuser:
                 placed.append(span)
                 hits.append(SpanHit(start, span.kv.tokens, hit.chunk.tier, hit.chunk.position))
         return ReusePlan(
-            reuse=Reuse(spans=tuple(placed), selector=chosen, ratio=ratio) if placed else None,
+            reuse=Reuse(spans=tuple(placed), selector=repair.selector, chooser=repair.chooser, ratio=ratio)
+            if placed
+            else None,
             hits=tuple(hits),
             misses=tuple(chunk_ids for chunk_ids, hit in found.items() if hit is None),
             poorer=tuple(chunk_ids for chunk_ids, hit in found.items() if hit and hit.rank > fitting.index(wanted)),
@@ -165,20 +167,19 @@ class Reuser:
     def _space(self, salt: str | None) -> KeySpace:
         return KeySpace(self._fingerprint, self._salt if salt is None else salt)
 
-    def _selector(self, mode: str, ratio: float, selector: RowSelector | None) -> RowSelector | None:
+    def _repair(self, mode: str, ratio: float, repair: Repair) -> Repair:
         if mode not in MODES:
             raise BadRequest(f"there is no reuse mode {mode!r}; there are: {', '.join(MODES)}", param="reuse.mode")
         if not 0.0 <= ratio <= 1.0:
             raise BadRequest(f"the recompute ratio must be between 0 and 1, got {ratio}", param="reuse.ratio")
         if mode != "blend" or ratio == 0.0:
-            return None
-        chosen = selector if selector is not None else KVDeviation()
-        if not 0 <= chosen.layer < self._spec.layers:
+            return Repair()
+        if repair.selector is not None and not 0 <= repair.selector.layer < self._spec.layers:
             raise BadRequest(
-                f"the selector looks at layer {chosen.layer}, but the model's layers are 0 to {self._spec.layers - 1}",
+                f"the selector looks at layer {repair.selector.layer}, but the model has 0 to {self._spec.layers - 1}",
                 param="reuse.selector.layer",
             )
-        return chosen
+        return repair
 
     def _worthwhile(self, spans: Sequence[tuple[int, int]], total: int) -> list[tuple[int, int]]:
         end, kept = 0, []

@@ -138,7 +138,7 @@ class ReuseSpec(Spec):
 
     mode: Literal["off", "prefix", "reuse", "blend"] = "prefix"
     ratio: Annotated[float, Field(ge=0, le=1)] = 0.15
-    selector: Text = "kv_deviation"
+    selector: Text = "auto"
     min_chunk_tokens: Annotated[int, Field(ge=1)] = 64
 
 

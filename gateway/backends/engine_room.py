@@ -22,7 +22,7 @@ from ...backend_engine.types import GenerationRequest, Reuse, SamplingParams
 from ...compressors.context import TokenScore
 from ...kv_reuse.anchors import Anchor
 from ...kv_reuse.blend import ReusePlan, Reuser
-from ...kv_reuse.selectors import make_selector
+from ...kv_reuse.selectors import Repair, make_repair
 from ...kv_reuse.store import ChunkStore
 from ...policies.schema import EmbeddedBackend, ReuseSpec
 from ...prompt import BadRequest, ConfigError, ContextTooLong, Prompt, Segment
@@ -125,7 +125,7 @@ class EngineRoom:
         spans: dict[str, list[tuple[int, int]]] = {}
         for start, length, mark in tokens.encoded.spans:
             spans.setdefault(salt(tokens.segments[mark]), []).append((start, length))
-        selector = make_selector(policy.selector) if policy.mode == "blend" else None
+        repair = make_repair(policy.selector) if policy.mode == "blend" else Repair()
         plans = tuple(
             (
                 one,
@@ -134,7 +134,7 @@ class EngineRoom:
                     places,
                     mode=policy.mode,
                     ratio=policy.ratio,
-                    selector=selector,
+                    repair=repair,
                     salt=one,
                     anchors=[tokens.anchor],
                 ),

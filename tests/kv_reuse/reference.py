@@ -16,11 +16,13 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Outcome:
-    """`logits` [vocab] of the last token; `k`, `v` [layers, tokens, kv_heads, head_dim]. All float64."""
+    """`logits` [vocab] of the last token; `k`, `v` [layers, tokens, kv_heads, head_dim]; `weights`, per layer, [heads,
+    rows, tokens] of the rows that ran. All float64."""
 
     logits: Tensor
     k: Tensor
     v: Tensor
+    weights: tuple[Tensor, ...] = ()
 
 
 class Reference:
@@ -76,6 +78,7 @@ class Reference:
             k_all[:, place:stop], v_all[:, place:stop], held[place:stop] = block.k, block.v, True
         rows = torch.arange(total)
         hidden = weights["model.embed_tokens.weight"][torch.tensor(ids)]
+        looks: list[Tensor] = []
         for index in range(self.layers):
             if loaded and index == layer:
                 going_on = torch.tensor([not held[row] or int(row) in repaired for row in rows])
@@ -86,12 +89,14 @@ class Reference:
             visible = torch.ones(len(rows), total, dtype=torch.bool)
             if not blind:
                 visible = torch.arange(total) <= rows[:, None]
-            hidden = hidden + self._linear(name + "self_attn.o_proj", _attend(q, k_all[index], v_all[index], visible))
+            attended, look = _attend(q, k_all[index], v_all[index], visible)
+            looks.append(look)
+            hidden = hidden + self._linear(name + "self_attn.o_proj", attended)
             normed = self._norm(hidden, name + "post_attention_layernorm")
             gate, up = (self._linear(f"{name}mlp.{which}_proj", normed) for which in ("gate", "up"))
             hidden = hidden + self._linear(name + "mlp.down_proj", F.silu(gate) * up)
         head = weights.get("lm_head.weight", weights["model.embed_tokens.weight"])
-        return Outcome(self._norm(hidden[-1], "model.norm") @ head.T, k_all, v_all)
+        return Outcome(self._norm(hidden[-1], "model.norm") @ head.T, k_all, v_all, tuple(looks))
 
     def _linear(self, name: str, x: Tensor) -> Tensor:
         return F.linear(x, self.weights[name + ".weight"], self.weights.get(name + ".bias"))
@@ -114,9 +119,12 @@ class Reference:
         return torch.cat([turned.real, turned.imag], dim=-1)
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, visible: Tensor) -> Tensor:
-    """[rows, heads * dim] of `q` [rows, heads, dim] over `k`, `v` [keys, kv_heads, dim]; `visible` [rows, keys]."""
+def _attend(q: Tensor, k: Tensor, v: Tensor, visible: Tensor) -> tuple[Tensor, Tensor]:
+    """[rows, heads * dim] of `q` [rows, heads, dim] over `k`, `v` [keys, kv_heads, dim], and the weights.
+
+    `visible` is [rows, keys], the weights [heads, rows, keys].
+    """
     group = q.shape[1] // k.shape[1]
     scores = torch.einsum("rhd,khd->hrk", q, k.repeat_interleave(group, dim=1)) * q.shape[-1] ** -0.5
     weights = scores.masked_fill(~visible, float("-inf")).softmax(-1)
-    return torch.einsum("hrk,khd->rhd", weights, v.repeat_interleave(group, dim=1)).flatten(1)
+    return torch.einsum("hrk,khd->rhd", weights, v.repeat_interleave(group, dim=1)).flatten(1), weights

@@ -14,7 +14,7 @@ from promptsluice.backend_engine.loader import LoadedModel, load_model
 from promptsluice.backend_engine.options import EngineOptions
 from promptsluice.backend_engine.service import EngineService
 from promptsluice.backend_engine.types import Delta, GenerationRequest, Result, Reuse, SamplingParams
-from promptsluice.kv_reuse import ChunkStore, DiskStore, KVDeviation, RamStore, Reuser
+from promptsluice.kv_reuse import ChunkStore, DiskStore, KVDeviation, RamStore, Repair, Reuser
 from promptsluice.prompt.errors import PromptsluiceError
 
 from .reference import Outcome, Reference
@@ -164,7 +164,7 @@ def test_stored_chunks_give_what_the_reference_gives(
     reuser = runner.reuser()
     reuser.warm([A, B, C])
     selector = RandomRows(0, layer=2)
-    plan = reuser.plan(ids, spans, mode=mode, ratio=0.3, selector=selector)
+    plan = reuser.plan(ids, spans, mode=mode, ratio=0.3, repair=Repair(selector))
     assert plan.misses == ()
     spans = loaded_spans(spans, len(ids))
     (finished,) = runner.together(greedy(ids, plan.reuse))
@@ -195,8 +195,8 @@ def test_blended_requests_share_steps_with_plain_ones(model: LoadedModel, refere
     selectors = [RandomRows(seed, layer=1 + seed) for seed in range(2)]
     (first, first_spans), (second, second_spans), (third, third_spans) = list(PROMPTS.values())[:3]
     plans = [
-        reuser.plan(first, first_spans, ratio=0.15, selector=selectors[0]),
-        reuser.plan(second, second_spans, ratio=0.5, selector=selectors[1]),
+        reuser.plan(first, first_spans, ratio=0.15, repair=Repair(selectors[0])),
+        reuser.plan(second, second_spans, ratio=0.5, repair=Repair(selectors[1])),
         reuser.plan(third, third_spans, mode="reuse"),
     ]
     plain = text(20, 30)
@@ -237,7 +237,7 @@ def test_a_prefix_hit_that_reaches_into_a_span_wins_there(
     reuser.warm([A, B])
     runner.run(greedy([*ids[:known], *text(33, 5)], None, keep_kv=False))  # the prefix tree knows `known` tokens now
     selector = RandomRows(4, layer=1)
-    plan = reuser.plan(ids, spans, mode=mode, ratio=0.2, selector=selector)
+    plan = reuser.plan(ids, spans, mode=mode, ratio=0.2, repair=Repair(selector))
     (finished,) = runner.together(greedy(ids, plan.reuse, tokens=5, keep_kv=False))
     result = finished.result
     assert result.cached_tokens == known
@@ -307,7 +307,7 @@ def test_the_default_selector_repairs_what_differs_most(model: LoadedModel, refe
     full = reference.full(ids)
     distance: dict[str, float] = {}
     for mode, ratio in (("reuse", 0.0), ("blend", 0.8)):
-        plan = reuser.plan(ids, spans, mode=mode, ratio=ratio, selector=KVDeviation())
+        plan = reuser.plan(ids, spans, mode=mode, ratio=ratio, repair=Repair(KVDeviation()))
         (finished,) = runner.together(greedy(ids, plan.reuse))
         kv = finished.result.kv
         assert kv is not None

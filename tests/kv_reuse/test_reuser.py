@@ -9,12 +9,14 @@ import pytest
 import torch
 from promptsluice.backend_engine.rope import LayerRopes
 from promptsluice.backend_engine.spec import ModelSpec, spec_from_config
-from promptsluice.backend_engine.types import GenerationRequest, KVBlock, Result, RowSelector
+from promptsluice.backend_engine.types import GenerationRequest, KVBlock, Result
 from promptsluice.kv_reuse import (
+    AUTO,
     ChunkStore,
     EmptyStore,
     KVDeviation,
     RamStore,
+    Repair,
     ReusePlan,
     Reuser,
     WarmReport,
@@ -147,7 +149,8 @@ def test_plan_places_hits_and_names_misses():
     plan = reuser.plan(ids, spans)
     assert plan.hits == ((0, 10, "ram", 0), (20, 12, "ram", 0), (32, 10, "ram", 0))
     assert plan.misses == (C,)
-    assert plan.reuse is not None and plan.reuse.ratio == 0.15 and plan.reuse.selector == KVDeviation()
+    assert plan.reuse is not None and plan.reuse.ratio == 0.15
+    assert (plan.reuse.selector, plan.reuse.chooser) == AUTO
     ropes = LayerRopes(SPEC.ropes)
     for span, chunk in zip(plan.reuse.spans, (A, B, A), strict=True):
         moved = repositioned(kv_of(chunk), ropes, old=0, new=span.start)
@@ -169,18 +172,20 @@ def test_modes_decide_what_is_recomputed():
     reuser, _ = make()
     reuser.warm([A])
     ids, spans = [*A, 1], [(0, 10)]
-    selectors: dict[str, RowSelector | None] = {}
+    repairs: dict[str, Repair] = {}
     for mode in ("reuse", "blend"):
         reuse = reuser.plan(ids, spans, mode=mode).reuse
         assert reuse is not None
-        selectors[mode] = reuse.selector
-    assert selectors == {"reuse": None, "blend": KVDeviation()}
+        repairs[mode] = Repair(reuse.selector, reuse.chooser)
+    assert repairs == {"reuse": Repair(), "blend": AUTO}
     for mode in ("off", "prefix"):
         assert reuser.plan(ids, spans, mode=mode) == ReusePlan(None, (), ())
-    whole = reuser.plan(ids, spans, selector=KVDeviation(layer=2, on="k"), ratio=1.0).reuse
+    whole = reuser.plan(ids, spans, repair=Repair(KVDeviation(layer=2, on="k")), ratio=1.0).reuse
     assert whole is not None and (whole.selector, whole.ratio) == (KVDeviation(layer=2, on="k"), 1.0)
     nothing = reuser.plan(ids, spans, ratio=0.0).reuse
-    assert nothing is not None and nothing.selector is None, "nobody is to be selected, so no layer need be computed"
+    assert nothing is not None and nothing.selector is nothing.chooser is None, (
+        "nobody is to be selected, so no layer need be computed"
+    )
 
 
 def test_short_spans_are_neither_hits_nor_misses():
@@ -194,7 +199,11 @@ def test_short_spans_are_neither_hits_nor_misses():
         ({"mode": "magic"}, "no reuse mode 'magic'; there are: off, prefix, reuse, blend", "reuse.mode"),
         ({"ratio": 1.5}, r"between 0 and 1, got 1\.5", "reuse.ratio"),
         ({"ratio": float("nan")}, "between 0 and 1, got nan", "reuse.ratio"),
-        ({"selector": KVDeviation(layer=3)}, "layer 3, but the model's layers are 0 to 2", "reuse.selector.layer"),
+        (
+            {"repair": Repair(KVDeviation(layer=3))},
+            "layer 3, but the model has 0 to 2",
+            "reuse.selector.layer",
+        ),
     ],
 )
 def test_what_cannot_be_honoured_is_refused(options: dict[str, Any], message: str, param: str):

@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 import pytest
 import torch
-from promptsluice.kv_reuse import KVDeviation, make_selector, selector_names
+from promptsluice.kv_reuse import AUTO, ChunkHeads, KVDeviation, QueryAttention, Repair, make_repair, selector_names
 from promptsluice.prompt.errors import BadRequest
 
 
@@ -28,22 +28,51 @@ def test_deviation_is_taken_in_float32():
     assert rows.tolist() == [2]
 
 
+def test_deviation_of_keys_and_values_together():
+    stored = torch.zeros(4, 1, 2)
+    k, v = (torch.tensor(sizes)[:, None, None].expand(4, 1, 2) for sizes in ([3.0, 0, 2, 0], [0.0, 3.5, 3, 1]))
+    rows = KVDeviation(on="kv").select(fresh_k=k, fresh_v=v, stored_k=stored, stored_v=stored, quota=2)
+    assert rows.tolist() == [1, 2]
+
+
+OFFSETS = torch.tensor([0, 1, 2, 0, 1, 0, 1, 2, 3])  # of three chunks
+
+
+@pytest.mark.parametrize(("quota", "expected"), [(0, []), (3, [0, 3, 5]), (6, [0, 1, 3, 4, 5, 6]), (9, list(range(9)))])
+def test_chunk_heads_are_the_same_number_of_rows_of_each_chunk(quota: int, expected: list[int]):
+    rows = ChunkHeads().choose(attention=None, offsets=OFFSETS, quota=quota)
+    assert rows.dtype == torch.int64 and sorted(rows.tolist()) == expected
+
+
+def test_query_attention_takes_what_is_looked_at_and_chunk_heads_first_if_asked():
+    attention = torch.tensor([0.1, 0.9, 0.2, 0.0, 0.3, 0.1, 0.0, 0.8, 0.7])
+    plain = QueryAttention().choose(attention=attention, offsets=OFFSETS, quota=3)
+    assert plain.dtype == torch.int64 and sorted(plain.tolist()) == [1, 7, 8]
+    mixed = QueryAttention(heads=1).choose(attention=attention, offsets=OFFSETS, quota=4)
+    assert sorted(mixed.tolist()) == [0, 1, 3, 5]
+
+
 def test_selectors_have_names():
-    assert selector_names() == ("kv_deviation",)
-    assert make_selector("kv_deviation") == KVDeviation(layer=1, on="v")
-    assert make_selector("kv_deviation", layer=3, on="k") == KVDeviation(layer=3, on="k")
+    assert selector_names() == ("auto", "chunk_heads", "kv_deviation", "query_attention")
+    assert make_repair("auto") == AUTO
+    assert make_repair("kv_deviation", layer=3, on="k") == Repair(selector=KVDeviation(layer=3, on="k"))
+    assert make_repair("chunk_heads") == Repair(chooser=ChunkHeads())
+    assert make_repair("query_attention", heads=2) == Repair(chooser=QueryAttention(heads=2))
 
 
 @pytest.mark.parametrize(
     ("name", "options", "message", "param"),
     [
-        ("nearest", {}, "no row selector 'nearest'; there are: kv_deviation", "reuse.selector"),
+        ("nearest", {}, "no row selector 'nearest'; there are: auto, chunk_heads, kv_deviation", "reuse.selector"),
         ("kv_deviation", {"depth": 2}, "no option 'depth'; it has: layer, on", "reuse.selector.depth"),
+        ("auto", {"depth": 1}, "'auto' has no option 'depth'", "reuse.selector.depth"),
+        ("query_attention", {"depth": 1.0}, "depth must be from 0 to below 1", "reuse.selector.depth"),
+        ("query_attention", {"heads": -1}, "heads must not be negative", "reuse.selector.heads"),
         ("kv_deviation", {"layer": 0}, "layer must be at least 1, got 0", "reuse.selector.layer"),
-        ("kv_deviation", {"on": "q"}, "on must be 'k' or 'v', got 'q'", "reuse.selector.on"),
+        ("kv_deviation", {"on": "q"}, "on must be 'k', 'v' or 'kv', got 'q'", "reuse.selector.on"),
     ],
 )
 def test_what_does_not_exist_is_refused(name: str, options: dict[str, Any], message: str, param: str):
     with pytest.raises(BadRequest, match=message) as caught:
-        make_selector(name, **options)
+        make_repair(name, **options)
     assert caught.value.param == param

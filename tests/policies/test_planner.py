@@ -128,7 +128,7 @@ def test_retrieved_chunks_are_blended_and_not_rewritten() -> None:
     assert by_source["d0"].action is Action.BLEND
     assert "min_chunk_tokens" in by_source["d1"].reason
     assert [step.name for step in made.steps] == ["blend"]
-    assert made.steps[0].options == {"ratio": 0.15, "selector": "kv_deviation"}
+    assert made.steps[0].options == {"ratio": 0.15, "selector": "auto"}
     assert made.predicted_ms < made.prefill_ms / 2
 
 

@@ -1,0 +1,130 @@
+"""Questions with passages, from HotpotQA and XQuAD files, as chats whose passages are chunks. Used by blend_quality.py.
+
+Everything random is drawn from one seed, so that each run and each machine has the same prompts.
+"""
+
+import json
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from promptsluice.backend_engine import ChatTokenizer
+
+HOTPOT, XQUAD = "hotpotqa_100/hotpotqa_distractor_100.jsonl", "xquad/xquad.en.json"
+SYSTEM = "Answer the question from the documents, with the exact words and nothing else."
+NEARBY = 12  # paragraphs of the same article that stand beside the one with the answer
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question, its answer, and passages in the order in which they stand in the prompt."""
+
+    text: str
+    answer: str
+    passages: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A prompt: `spans` (start, tokens) are its passages, `anchors` what they may be computed after, by name."""
+
+    ids: tuple[int, ...]
+    spans: tuple[tuple[int, int], ...]
+    answer: tuple[int, ...]
+    gold: str
+    anchors: dict[str, tuple[int, ...]]
+
+
+def questions(folder: Path, name: str, *, count: int, passages: int, seed: int) -> list[Question]:
+    """The first `count` of a seeded order. The gold passages are always among the `passages` of a question."""
+    rng = random.Random(f"{seed} {name}")
+    found = list((_hotpot if name == "hotpotqa" else _xquad)(folder, rng, passages))
+    rng.shuffle(found)
+    return found[:count]
+
+
+def case_of(question: Question, tokenizer: "ChatTokenizer", *, cut: int) -> Case:
+    """The chat as the gateway renders retrieved documents; each passage has at most `cut` tokens."""
+    from promptsluice.backend_engine import ChunkMark
+    from promptsluice.rag.render import render_block
+
+    texts = [_cut(passage, tokenizer, cut) for passage in question.passages]
+    pieces = render_block([_Passage(f"passage-{number}", text) for number, text in enumerate(texts)])
+    content, marks = "", []
+    for text, source in pieces:
+        if source is not None:
+            marks.append(ChunkMark(1, None, len(content), len(content) + len(text)))
+        content += text
+    system = {"role": "system", "content": SYSTEM}
+    encoded = tokenizer.encode_chat([system, {"role": "user", "content": content + question.text}], chunks=marks)
+    ids = (*encoded.ids, *tokenizer.encode_plain("Answer:"))
+    header = _before_content([system], tokenizer)
+    block = _before_content([system], tokenizer, content=pieces[0][0])
+    return Case(
+        ids=ids,
+        spans=tuple((start, length) for start, length, _ in encoded.spans),
+        answer=tuple(tokenizer.encode_plain(f" {question.answer}")),
+        gold=question.answer,
+        anchors={
+            "bare": (),
+            "BOS": ids[:1],
+            "template": _before_content([], tokenizer),
+            "prefix": header,
+            "prefix + block": tuple(a for a, b in zip(block, ids, strict=False) if a == b),
+        },
+    )
+
+
+@dataclass(frozen=True)
+class _Passage:
+    chunk_id: str
+    text: str
+    headings: Sequence[str] = ()
+
+
+def _before_content(system: list[dict[str, str]], tokenizer: "ChatTokenizer", *, content: str = "") -> tuple[int, ...]:
+    """What precedes the user's content, or what is in it behind `content`."""
+    from promptsluice.backend_engine import ChunkMark
+
+    mark = ChunkMark(len(system), None, len(content), len(content) + 1)
+    encoded = tokenizer.encode_chat([*system, {"role": "user", "content": f"{content}."}], chunks=[mark])
+    return encoded.ids[: encoded.spans[0][0]]
+
+
+def _cut(text: str, tokenizer: "ChatTokenizer", most: int) -> str:
+    ids = tokenizer.encode_plain(text)
+    return text if len(ids) <= most else tokenizer.decode(ids[:most])
+
+
+def _hotpot(folder: Path, rng: random.Random, count: int) -> Iterator[Question]:
+    for line in (folder / HOTPOT).read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        gold = {title for title, _ in row["supporting_facts"]}
+        passages = [(title in gold, f"{title}\n{''.join(sentences)}") for title, sentences in row["context"]]
+        rng.shuffle(passages)
+        if row["answer"] not in ("yes", "no"):  # these can be guessed
+            yield _question(row["question"], row["answer"], passages, rng, count)
+
+
+def _xquad(folder: Path, rng: random.Random, count: int) -> Iterator[Question]:
+    paragraphs = [
+        paragraph
+        for article in json.loads((folder / XQUAD).read_text(encoding="utf-8"))["data"]
+        for paragraph in article["paragraphs"]
+    ]
+    for place, paragraph in enumerate(paragraphs):
+        asked = rng.choice(paragraph["qas"])
+        others = paragraphs[max(0, place - NEARBY) : place] + paragraphs[place + 1 : place + 1 + NEARBY]
+        rng.shuffle(others)
+        passages = [(True, paragraph["context"]), *((False, other["context"]) for other in others)]
+        yield _question(asked["question"], asked["answers"][0]["text"], passages, rng, count)
+
+
+def _question(text: str, answer: str, passages: list[tuple[bool, str]], rng: random.Random, count: int) -> Question:
+    """`passages` are (whether gold, text); gold ones come first when there is room for `count` only."""
+    kept = sorted(passages, key=lambda passage: not passage[0])[:count]
+    rng.shuffle(kept)
+    return Question(text=text, answer=answer, passages=tuple(passage for _, passage in kept))
