@@ -23,6 +23,7 @@ from .backends.base import Backend
 from .edge import Edge, error_headers, log
 from .house import Sluice
 from .metrics import Metrics
+from .reload import watching
 from .wire import dumps
 
 # A slow line may need a minute for a large prompt; a client that drips bytes must not hold a place for ever.
@@ -51,9 +52,10 @@ def create_app(policy_set: PolicySet, *, backends: Mapping[str, Backend] | None 
         sluice = await Sluice.open(policy_set, backends=backends, metrics=metrics)
         app.state.sluice = sluice
         try:
-            yield
+            async with watching(app, given=backends or {}):
+                yield
         finally:
-            await sluice.close()
+            await app.state.sluice.close()
 
     # No schema of FastAPI's making: bodies are read by our own rooms, so it would describe none of them.
     app = FastAPI(title="promptsluice", lifespan=lifespan, redirect_slashes=False, openapi_url=None)

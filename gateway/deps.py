@@ -1,5 +1,6 @@
 """What routes depend on: the wired house and a caller whose key is known."""
 
+from collections.abc import AsyncIterator
 from typing import Annotated
 
 from fastapi import Depends, Request
@@ -8,8 +9,11 @@ from .caller import Caller, caller_of
 from .house import Sluice
 
 
-async def _sluice(request: Request) -> Sluice:
-    return request.app.state.sluice
+async def _sluice(request: Request) -> AsyncIterator[Sluice]:
+    """The house as it is wired now, held until the response has been sent, whatever the file becomes meanwhile."""
+    sluice: Sluice = request.app.state.sluice
+    with sluice.held():
+        yield sluice
 
 
 House = Annotated[Sluice, Depends(_sluice)]

@@ -4,7 +4,9 @@ The decorator and the HTTP application share it. Heavy rooms (engine, embedder) 
 the engine, in the background right after opening.
 """
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Self
 
 from ..policies import CostModel, PolicySet
@@ -31,6 +33,9 @@ class Sluice:
         self.rooms = rooms
         self.rooms.backends = backends
         self.draining = False
+        self._holders = 0
+        self._unheld = asyncio.Event()
+        self._unheld.set()
 
     @classmethod
     async def open(
@@ -55,10 +60,54 @@ class Sluice:
             await backend.start()
         return sluice
 
+    async def rewired(self, policy_set: PolicySet, *, given: Mapping[str, Backend]) -> "Sluice":
+        """The house for a new version of the policy file; it shares all rooms and the backends whose entry is the same.
+
+        Returns when the new backends can answer; raises what keeps them from it, and then nothing has changed. `given`
+        are the backends that take the place of the file's.
+        """
+        kept = {name: self.backends[name] for name in policy_set.backends if name in self._unchanged(policy_set)}
+        fresh = backends_of(policy_set, self.rooms, replaced=[*kept, *given])
+        try:
+            for backend in fresh.values():
+                await backend.start()
+            for backend in fresh.values():
+                await backend.available()
+        except BaseException:
+            await _close(fresh.values())
+            raise
+        backends = _in_order(policy_set, {**kept, **fresh, **given})
+        return type(self)(policy_set, rooms=self.rooms, backends=backends, metrics=self.metrics)
+
+    def _unchanged(self, policy_set: PolicySet) -> frozenset[str]:
+        old, new = self.policy_set.backends, policy_set.backends
+        return frozenset(name for name in old.keys() & new.keys() if old[name] == new[name])
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """While a request needs this house."""
+        self._holders += 1
+        self._unheld.clear()
+        try:
+            yield
+        finally:
+            self._holders -= 1
+            if not self._holders:
+                self._unheld.set()
+
+    async def retire(self, successor: "Sluice") -> None:
+        """Close what the successor does not use, once the last request here has ended."""
+        await self._unheld.wait()
+        kept = set(successor.backends.values())
+        await _close([backend for backend in self.backends.values() if backend not in kept])
+        self._close_workers()
+
     async def close(self) -> None:
         """Stop everything; requests that still run are cut off."""
-        for backend in self.backends.values():
-            await backend.close()
+        await _close(self.backends.values())
+        self._close_workers()
+
+    def _close_workers(self) -> None:
         for workers in (self.readers, self.optimizers, self.librarians):
             workers.close()
 
@@ -81,6 +130,11 @@ class Sluice:
 
     def healthy(self) -> bool:
         return all(backend.healthy() for backend in self.backends.values())
+
+
+async def _close(backends: Collection[Backend]) -> None:
+    for backend in backends:
+        await backend.close()
 
 
 def _in_order(policy_set: PolicySet, backends: Mapping[str, Backend]) -> dict[str, Backend]:

@@ -61,6 +61,14 @@ class Metrics:
             "promptsluice_step_failures", "Optimizer steps that failed; the prompt went on without them",
             ("policy", "step"), registry=own,
         )  # fmt: skip
+        self._reloads = Counter(
+            "promptsluice_policy_reloads", "New versions of the policy file: accepted, refused", ("outcome",),
+            registry=own,
+        )  # fmt: skip
+        self._file_accepted = Gauge(
+            "promptsluice_policy_file_accepted", "1 while the policy file as it lies there is in force", registry=own
+        )
+        self._file_accepted.set(1)
         self._backend = Gauge("promptsluice_backend", "A backend's own gauges", ("backend", "name"), registry=own)
 
     def http(self, route: str, method: str, status: int, seconds: float) -> None:
@@ -88,6 +96,12 @@ class Metrics:
         if usage is not None:
             self._billed.labels(*way, "prompt").inc(usage.prompt_tokens)
             self._billed.labels(*way, "completion").inc(usage.completion_tokens)
+
+    def reloaded(self, *, models: Collection[str] | None) -> None:
+        """Count a new version of the policy file, with the names that may be label values now; None: it was refused."""
+        self._reloads.labels("refused" if models is None else "accepted").inc()
+        self._file_accepted.set(models is not None)
+        self._models |= frozenset(models or ())
 
     def backend(self, name: str, stats: Mapping[str, float]) -> None:
         """Take over a backend's gauges."""

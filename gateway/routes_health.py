@@ -2,7 +2,7 @@
 
 import asyncio
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import Response
 
@@ -21,10 +21,15 @@ async def healthz(sluice: House) -> Response:
 
 
 @router.api_route("/readyz", methods=["GET", "HEAD"])
-async def readyz(sluice: House) -> Response:
-    """200 when every backend can answer; else 503 with the reason for each that cannot."""
+async def readyz(request: Request, sluice: House) -> Response:
+    """200 when every backend can answer; else 503 with the reason for each that cannot.
+
+    `policy_file` says why a new version of it was refused, while the old one stays in force.
+    """
     reasons = sluice.not_ready()
+    refused = request.app.state.policy_file_refused
     body = {"status": "not ready" if reasons else "ready", "reasons": reasons}
+    body |= {"policy_file": refused} if refused else {}
     return Response(dumps(body), 503 if reasons else 200, media_type="application/json")
 
 

@@ -72,6 +72,10 @@ class Upstream:
         self.seen.clear()
         self.behave = behave
 
+    def soon(self, call: Callable[[], object]) -> None:
+        """Run something in the upstream's loop."""
+        self._loop.call_soon_threadsafe(call)
+
     def close(self) -> None:
         asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)

@@ -1,0 +1,113 @@
+"""New versions of the policy file, taken into force while the server runs: whole, or not at all.
+
+Requests that have begun end under the version that they began with. A file that is refused leaves the old version in
+force; the log, a metric and /readyz say so.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+
+from fastapi import FastAPI
+
+from ..policies import PolicySet
+from ..prompt import ConfigError, PromptsluiceError
+from .backends.base import Backend
+from .edge import log, log_failure
+from .house import Sluice
+
+_EVERY_S = 1.0
+Signature = tuple[int, int, int] | None
+
+
+class Reloader:
+    """Watches one policy file for one application. `given` are backends that stand for the file's."""
+
+    def __init__(self, app: FastAPI, path: Path, *, given: Mapping[str, Backend]) -> None:
+        self._app = app
+        self._path = path
+        self._given = given
+        self._seen = _signature(path)
+        self._retiring: set[asyncio.Task[None]] = set()
+
+    async def watch(self) -> None:
+        """Look at the file every second, for ever."""
+        while True:
+            await asyncio.sleep(_EVERY_S)
+            found = await asyncio.to_thread(_signature, self._path)
+            if found != self._seen:
+                self._seen = found
+                await self.reload()
+
+    async def reload(self) -> None:
+        """Put the file as it is now into force, or say why not."""
+        state = self._app.state
+        try:
+            policy_set = await asyncio.to_thread(_load, self._path, state.sluice.policy_set)
+            fresh = await state.sluice.rewired(policy_set, given=self._given)
+        except PromptsluiceError as error:
+            self._refused(error.message)
+        except Exception as error:  # noqa: BLE001 - whatever is wrong with a file, the server goes on
+            log_failure(error, request_id="reload")
+            self._refused("it could not be put into force; the log says more")
+        else:
+            self._accepted(fresh)
+
+    async def close(self) -> None:
+        """Wait for houses that are still being closed."""
+        await asyncio.gather(*self._retiring, return_exceptions=True)
+
+    def _accepted(self, fresh: Sluice) -> None:
+        state = self._app.state
+        old, state.sluice, state.policy_file_refused = state.sluice, fresh, None
+        fresh.draining = old.draining
+        fresh.metrics.reloaded(models=fresh.policy_set.model_names())
+        log.info("the new version of %s is in force", self._path)
+        task = asyncio.create_task(old.retire(fresh))
+        self._retiring.add(task)
+        task.add_done_callback(self._retiring.discard)
+
+    def _refused(self, why: str) -> None:
+        self._app.state.policy_file_refused = why
+        self._app.state.sluice.metrics.reloaded(models=None)
+        log.error("the new version of %s is refused, the old one stays in force: %s", self._path, why)
+
+
+@contextlib.asynccontextmanager
+async def watching(app: FastAPI, *, given: Mapping[str, Backend]) -> AsyncIterator[None]:
+    """Watch the application's policy file, if it has one."""
+    file = app.state.sluice.policy_set.file
+    app.state.policy_file_refused = None
+    if file is None:
+        yield
+        return
+    reloader = Reloader(app, Path(file), given=given)
+    watch = asyncio.create_task(reloader.watch())
+    try:
+        yield
+    finally:
+        watch.cancel()
+        await asyncio.wait({watch})
+        await reloader.close()
+
+
+def _load(path: Path, old: PolicySet) -> PolicySet:
+    """Read a new version. ConfigError for an invalid one, and for settings that only a restart can change."""
+    new = PolicySet.load(path)
+    new.require_environment()
+    fixed = [name for name in ("kv_cache", "collections", "models") if getattr(new, name) != getattr(old, name)]
+    if new.server.model_copy(update={"api_keys": ()}) != old.server.model_copy(update={"api_keys": ()}):
+        fixed.append("server (all but api_keys)")
+    if fixed:
+        raise ConfigError(f"only a restart can change {', '.join(fixed)}", file=str(path))
+    return new
+
+
+def _signature(path: Path) -> Signature:
+    """Changes whenever the file does; None while there is none, as between two steps of an editor."""
+    try:
+        stat = path.stat()
+    except OSError:
+        return None
+    return stat.st_mtime_ns, stat.st_size, stat.st_ino
