@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .chat import ChunkMark
     from .engine import Engine
+    from .grammar import Grammar
     from .loader import LoadedModel, load_model
     from .pool import KVPool
     from .rope import Rope
@@ -31,6 +32,7 @@ _LAZY = {
     "Engine": ".engine",
     "EngineService": ".service",
     "GenerationRequest": ".types",
+    "Grammar": ".grammar",
     "KVBlock": ".types",
     "KVPool": ".pool",
     "LoadedModel": ".loader",
@@ -52,6 +54,7 @@ __all__ = [
     "Engine",
     "EngineService",
     "GenerationRequest",
+    "Grammar",
     "KVBlock",
     "KVPool",
     "LoadedModel",

@@ -12,9 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..prompt.errors import PromptsluiceError
+from ..prompt.errors import BadRequest, PromptsluiceError
 from .checks import check_request
 from .detokenize import Detokenizer
+from .grammar.compiler import GrammarCompiler
+from .grammar.filling import Masks
 from .loader import LoadedModel
 from .options import EngineOptions
 from .pages import PageAllocator
@@ -68,7 +70,7 @@ class _Flight:
 
 
 class Engine:
-    """Runs requests on a model. All methods but `prepare` belong to one thread."""
+    """Runs requests on a model. All methods but `prepare` belong to one thread; `grammars` may be used from any."""
 
     def __init__(
         self,
@@ -117,6 +119,8 @@ class Engine:
         if single_rows is not None:
             mirror = self._table.mirror(spare=pages)
             self._graphs = single_rows(decoder, self.pool, mirror, max_tokens=self.max_tokens)
+        self.grammars = GrammarCompiler(model.tokenizer, vocab=spec.vocab, eos_ids=spec.eos_ids)
+        self._masks = Masks(rows=options.max_running, vocab=spec.vocab, device=decoder.device)
         self._arrivals = 0
         self._plan: StepPlan | None = None
         self._flight: _Flight | None = None
@@ -138,6 +142,8 @@ class Engine:
     def prepare(self, request: GenerationRequest, sink: Sink) -> Sequence:
         """Check a request and make its state; from any thread. Raises BadRequest or ContextTooLong."""
         check_request(request, self.model, room=self.max_tokens)
+        if request.grammar is not None and request.grammar.compiler is not self.grammars:
+            raise BadRequest("the grammar was compiled for another engine", param="response_format")
         params, prompt = request.sampling, len(request.ids)
         most = self.max_tokens if params.max_tokens is None else min(self.max_tokens, prompt + params.max_tokens)
         tokenizer = self.model.tokenizer
@@ -151,6 +157,7 @@ class Engine:
             seed=secrets.randbits(63) if params.seed is None else params.seed,
             detokenizer=Detokenizer(tokenizer, stops=params.stop) if tokenizer and most > prompt else None,
             logprobs=torch.zeros(max(0, prompt - 1)) if request.prompt_logprobs else None,
+            matcher=request.grammar.matcher() if request.grammar else None,
         )
 
     def add(self, request: GenerationRequest, sink: Sink) -> Sequence:
@@ -207,7 +214,7 @@ class Engine:
             loads.settle()
             self._table.refresh()
             launched = self._graphs.run(*self._table.single_rows(plan))
-            return sample(launched.logits, self._table.sampling(plan.drawing)).tolist()
+            return self._draw(launched.logits, plan.drawing)
         decoder = self.model.decoder
         hidden = decoder.forward(replace(self._table.layout(plan), loads=loads), self.pool).hidden
         loads.settle()  # where all rows are dropped, not all layers are run
@@ -220,7 +227,12 @@ class Engine:
         if not drawing:
             return []
         rows = torch.tensor(drawing, device=hidden.device)
-        return sample(decoder.logits(hidden[rows]), self._table.sampling(plan.drawing)).tolist()
+        return self._draw(decoder.logits(hidden[rows]), plan.drawing)
+
+    def _draw(self, logits: Tensor, drawing: list[Sequence]) -> list[int]:
+        """A token for each row of `logits`. On a GPU the masks are made while it computes the logits."""
+        allowed = self._masks.of([sequence.matcher for sequence in drawing])
+        return sample(logits, self._table.sampling(drawing), allowed=allowed).tolist()
 
     def _score(self, chunk: Chunk, hidden: Tensor) -> None:
         """Log-probabilities of the prompt tokens that follow the chunk's rows, a few rows at a time."""
@@ -244,6 +256,8 @@ class Engine:
                 continue  # it ended while this step was already running
             try:
                 self._accept(sequence, token)
+            except PromptsluiceError as error:
+                self._give_up(sequence, error)
             except Exception as error:  # noqa: BLE001 - logged where the request is given up
                 self._undeliverable(sequence, error)
 
@@ -258,6 +272,7 @@ class Engine:
         sequence.append(token)
         self._table.set_token(sequence)
         self._totals["generated"] += 1
+        ended = sequence.matcher is not None and sequence.matcher.accept(token)
         if sequence.first_token is None:
             sequence.first_token = time.monotonic()
             self.tier.computed(len(sequence.plan), sequence.first_token - (sequence.admitted or sequence.first_token))
@@ -265,6 +280,7 @@ class Engine:
         if sequence.detokenizer is not None:
             text, stopped = sequence.detokenizer.push(token)
             reason = "stop" if stopped else reason
+        reason = "stop" if ended else reason
         if reason is None:
             sequence.sink.delta(Delta(text=text, token_ids=(token,)))
         else:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..prompt.errors import PromptsluiceError
 from .detokenize import Detokenizer
+from .grammar.matcher import Matcher
 from .pages import Pages
 from .tiers.base import Fetch
 from .types import Delta, GenerationRequest, KVBlock, Result, ReusedSpan, RowChooser
@@ -76,6 +77,7 @@ class Sequence:
     kv: KVBlock | None = None
     names: list[bytes] = field(default_factory=list)  # of the leading whole pages, as far as they were needed
     fetch: Fetch | None = None  # what a slow tier brings for it, once it was asked
+    matcher: Matcher | None = None  # stands behind the newest token
     cached: int = 0
     loaded: int = 0  # of those cached, the tokens that a tier brought back
     reused: int = 0

@@ -75,8 +75,10 @@ class StepPlan:
 
     @property
     def greedy(self) -> bool:
-        """Whether it is `single` and every token drawn is the likeliest."""
-        return self.single and all(sequence.request.sampling.temperature == 0 for sequence in self.sequences)
+        """Whether it is `single` and every token drawn is the likeliest of all."""
+        return self.single and all(
+            sequence.request.sampling.temperature == 0 and sequence.matcher is None for sequence in self.sequences
+        )
 
     @property
     def drawing(self) -> list[Sequence]:

@@ -12,6 +12,8 @@ from ..prompt.errors import BadRequest
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from .grammar.compiler import CompiledGrammar
+
 FinishReason = Literal["stop", "length", "abort"]
 
 
@@ -139,11 +141,13 @@ class GenerationRequest:
 
     `namespace` separates tenants: in the prefix tree, and in who is served next. `prompt_logprobs` asks for the
     log-probability of each prompt token but the first; `keep_kv` for the prompt's KV. Both compute the whole prompt
-    (no prefix hit is used). Higher `priority` is served first.
+    (no prefix hit is used). Higher `priority` is served first. `grammar` (from the engine's `grammars`) restricts
+    what is written; the generation ends where nothing may follow.
     """
 
     ids: Sequence[int]
     sampling: SamplingParams = field(default_factory=SamplingParams)
+    grammar: "CompiledGrammar | None" = None
     reuse: Reuse | None = None
     namespace: str = ""
     prefix_cache: bool = True

@@ -1,8 +1,8 @@
-"""Structured output: what a grammar may be, its compilation, and the masks that keep a generation within it."""
+"""Structured output: what a grammar may be, its compilation, and the masks that keep a generation within it.
 
-from .compiler import CompiledGrammar, GrammarCompiler
-from .masks import Masks
-from .matcher import Matcher
+Only the compiler and what follows a generation need torch and the grammar library; they are imported by module.
+"""
+
 from .spec import Grammar
 
-__all__ = ["CompiledGrammar", "Grammar", "GrammarCompiler", "Masks", "Matcher"]
+__all__ = ["Grammar"]

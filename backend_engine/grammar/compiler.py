@@ -8,7 +8,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from ...prompt.errors import BadRequest
 from .matcher import Matcher
@@ -23,6 +23,13 @@ _WHITESPACE = r"[ \t\r\n]{1,32}"
 # Without \u: no lone surrogates, and no second spelling of a property's name.
 _ESCAPES = 'nrbtf\\"'
 _LEXER_STATES = 50_000  # 1 to 2 kB each, per request
+
+
+class Indexable(Protocol):
+    """A tokenizer whose vocabulary can be read."""
+
+    @property
+    def backend(self) -> "Tokenizer": ...
 
 
 class CompiledGrammar:
@@ -44,8 +51,8 @@ class GrammarCompiler:
     The `kept` grammars used last are kept, by content.
     """
 
-    def __init__(self, tokenizer: "Tokenizer | None", *, vocab: int, eos_ids: Sequence[int], kept: int = 128) -> None:
-        self._backend = tokenizer
+    def __init__(self, tokenizer: Indexable | None, *, vocab: int, eos_ids: Sequence[int], kept: int = 128) -> None:
+        self._indexed = tokenizer
         self._vocab = vocab
         self._eos_ids = list(eos_ids)
         self._kept = kept
@@ -83,16 +90,16 @@ class GrammarCompiler:
         limits = LLParserLimits(verbose_errors=False, max_lexer_states=_LEXER_STATES)
         tokenizer = self._tokenizer(grammar.param)
         core = LLMatcher(tokenizer, _source(grammar), log_level=0, limits=limits)
-        if not core.is_error():
-            allowed = core.compute_bitmask()  # the first mask is the dearest one: every copy has it
-            if not any(allowed):
-                raise _refused(grammar, "nothing matches it")
+        # The first mask is the dearest one: every copy has it.
+        first = 0 if core.is_error() else int.from_bytes(core.compute_bitmask(), "little")
+        if not core.is_error() and not first & ~sum(1 << token for token in tokenizer.eos_tokens):
+            raise _refused(grammar, "nothing matches it but the empty text")
         if core.is_error():
             raise _refused(grammar, core.get_error())
         return core
 
     def _tokenizer(self, param: str) -> "LLTokenizer":
-        if self._backend is None:
+        if self._indexed is None:
             raise BadRequest("structured output needs a model with a tokenizer", param=param)
         try:
             return self._index
@@ -105,8 +112,8 @@ class GrammarCompiler:
     def _index(self) -> "LLTokenizer":
         from llguidance import LLTokenizer
 
-        assert self._backend is not None
-        return LLTokenizer(self._backend.to_str(), n_vocab=self._vocab, eos_token=self._eos_ids or None)
+        assert self._indexed is not None
+        return LLTokenizer(self._indexed.backend.to_str(), n_vocab=self._vocab, eos_token=self._eos_ids or None)
 
 
 def _source(grammar: Grammar) -> str:

@@ -24,14 +24,14 @@ class Matcher:
         """Whether there is no mask to be had any more."""
         return self.core.is_error()
 
-    @property
-    def ended(self) -> bool:
-        """Whether nothing may follow."""
-        return self.core.is_stopped()
+    def accept(self, token: int) -> bool:
+        """Move on by a token that the mask allowed; return whether nothing may follow it.
 
-    def accept(self, token: int) -> None:
-        """Move on by a token that the mask allowed. Raises BadRequest when the grammar cannot be followed further."""
+        Raises BadRequest when the grammar cannot be followed further.
+        """
         if self.failed or not self.core.consume_token(token):
             raise BadRequest(f"{self._param}: the grammar became too complex for this output", param=self._param)
-        if self.ended and not self.core.is_accepting():
+        ended = self.core.is_stopped()
+        if ended and not self.core.is_accepting():
             raise BadRequest(f"{self._param}: the model has no tokens to write what must follow", param=self._param)
+        return ended

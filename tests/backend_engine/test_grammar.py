@@ -9,7 +9,9 @@ import jsonschema
 import numpy as np
 import pytest
 import torch
-from promptsluice.backend_engine.grammar import Grammar, GrammarCompiler, Masks
+from promptsluice.backend_engine.grammar import Grammar
+from promptsluice.backend_engine.grammar.compiler import GrammarCompiler
+from promptsluice.backend_engine.grammar.filling import Masks
 from promptsluice.backend_engine.grammar.regex import regex_parts
 from promptsluice.prompt.errors import BadRequest
 
@@ -107,7 +109,7 @@ def test_json_object_is_an_object(compiler: GrammarCompiler) -> None:
     "pattern",
     [
         "abc", "^abc$", "a|bc|", "[a-z]{3,8}", r"\d{4}-\d{2}-\d{2}", "(ab|cd)+e?", r"[^a-z\n]{5}", "(?i)yes|no",
-        r"\(\d+\) \d{3}/\d{4}", "[äöü日本😀]{2,4}", r"\w+@\w+\.(com|org)", r"a\nb", "",
+        r"\(\d+\) \d{3}/\d{4}", "[äöü日本😀]{2,4}", r"\w+@\w+\.(com|org)", r"a\nb",
     ],
 )  # fmt: skip
 def test_a_regular_expression_matches_the_whole(compiler: GrammarCompiler, pattern: str) -> None:
@@ -130,13 +132,13 @@ def test_whitespace_between_tokens_is_bounded(compiler: GrammarCompiler) -> None
     """A model that loves line breaks still gets somewhere."""
     matcher = compiler.compile(Grammar.json_schema(closed(a={"type": "integer", "maximum": 9, "minimum": 0}))).matcher()
     masks, tokenizer = Masks(rows=1, vocab=VOCAB, device=torch.device("cpu")), tiny_tokenizer()
-    newline, ids = tokenizer.encode("\n").ids[0], []
-    while not matcher.ended:
+    newline, ids, ended = tokenizer.encode("\n").ids[0], [], False
+    while not ended:
         mask = masks.of([matcher])
         assert mask is not None
         possible = allowed(mask)[0]
         ids.append(newline if possible[newline] else int(possible.argmax()))
-        matcher.accept(ids[-1])
+        ended = matcher.accept(ids[-1])
         assert len(ids) < 300
     assert set(json.loads(tokenizer.decode(ids))) == {"a"}
 
@@ -146,11 +148,10 @@ def test_the_end_can_be_chosen_where_more_could_follow(compiler: GrammarCompiler
     masks = Masks(rows=1, vocab=VOCAB, device=torch.device("cpu"))
     first = masks.of([matcher])
     assert first is not None and not allowed(first)[0, EOS]
-    matcher.accept(tiny_tokenizer().encode("a").ids[0])
+    assert not matcher.accept(tiny_tokenizer().encode("a").ids[0])
     second = masks.of([matcher])
-    assert second is not None and allowed(second)[0, EOS] and not matcher.ended
-    matcher.accept(EOS)
-    assert matcher.ended
+    assert second is not None and allowed(second)[0, EOS]
+    assert matcher.accept(EOS)
 
 
 def test_masks_of_a_mixed_batch(compiler: GrammarCompiler) -> None:
@@ -263,6 +264,7 @@ def doubled(levels: int) -> Any:
         lambda: Grammar.regex("a" * 5_000_000),
         lambda: Grammar.regex(r"(a)\1"),
         lambda: Grammar.regex(r"[^\s\S]"),
+        lambda: Grammar.regex(""),
         lambda: Grammar.regex("\ud800"),
         lambda: Grammar.choice([]),
         lambda: Grammar.choice(["a", ""]),
@@ -315,7 +317,7 @@ def test_threads_that_want_the_same_grammar_share_it() -> None:
 def test_a_vocabulary_that_cannot_be_indexed() -> None:
     for other in (
         GrammarCompiler(None, vocab=512, eos_ids=[2]),
-        GrammarCompiler(tiny_tokenizer(), vocab=9, eos_ids=[2]),
+        tiny_compiler(vocab=9),
     ):
         with pytest.raises(BadRequest, match="tokenizer"):
             other.compile(Grammar.regex("a"))
@@ -323,7 +325,7 @@ def test_a_vocabulary_that_cannot_be_indexed() -> None:
 
 def test_ids_without_a_token_are_never_allowed() -> None:
     """A model may have more rows of logits than its tokenizer has tokens."""
-    compiler = GrammarCompiler(tiny_tokenizer(), vocab=VOCAB + 100, eos_ids=[EOS, 0])
+    compiler = tiny_compiler(vocab=VOCAB + 100, eos_ids=(EOS, 0))
     matcher = compiler.compile(Grammar.regex("(?s:.)*")).matcher()
     mask = Masks(rows=1, vocab=VOCAB + 100, device=torch.device("cpu")).of([matcher])
     assert mask is not None and mask.shape == (1, 20)

@@ -1,10 +1,12 @@
 """A small byte-level tokenizer, and generations at random within a grammar: whatever a model could be made to write."""
 
+from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
 import torch
-from promptsluice.backend_engine.grammar import CompiledGrammar, GrammarCompiler, Masks
+from promptsluice.backend_engine.grammar.compiler import CompiledGrammar, GrammarCompiler
+from promptsluice.backend_engine.grammar.filling import Masks
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 VOCAB = 512
@@ -32,8 +34,15 @@ def tiny_tokenizer() -> Tokenizer:
     return tokenizer
 
 
-def tiny_compiler(**options: int) -> GrammarCompiler:
-    return GrammarCompiler(tiny_tokenizer(), vocab=VOCAB, eos_ids=[EOS], **options)
+@dataclass(frozen=True)
+class Indexed:
+    """As the compiler takes a tokenizer."""
+
+    backend: Tokenizer
+
+
+def tiny_compiler(*, vocab: int = VOCAB, eos_ids: tuple[int, ...] = (EOS,), **options: int) -> GrammarCompiler:
+    return GrammarCompiler(Indexed(tiny_tokenizer()), vocab=vocab, eos_ids=eos_ids, **options)
 
 
 def allowed(mask: torch.Tensor) -> np.ndarray:
@@ -60,8 +69,7 @@ def written(compiled: CompiledGrammar, seed: int, *, most: int = 600) -> tuple[s
         score = dice.gumbel(size=VOCAB) + closing * place / 10
         score[EOS] += place / 10
         token = int(np.where(allowed(mask)[0], score, -np.inf).argmax())
-        matcher.accept(token)
         ids.append(token)
-        if matcher.ended or token == EOS:
+        if matcher.accept(token):
             return tokenizer.decode(ids), True
     return tokenizer.decode(ids), False

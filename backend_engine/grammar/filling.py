@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from ..masks import mask_words
 from .matcher import Matcher
 
 if TYPE_CHECKING:
@@ -16,14 +17,14 @@ _ALL = -1
 
 
 class Masks:
-    """A buffer for up to `rows` rows. Bit `i % 32` of word `i // 32` of a row says whether token i may come next.
+    """A buffer for up to `rows` rows of the form that ../masks.py describes.
 
     One buffer is enough: a step with masks is not launched before the ids of the last one are known.
     """
 
     def __init__(self, *, rows: int, vocab: int, device: torch.device) -> None:
         self._device = device
-        self._host = torch.full((rows, -(-vocab // 32)), _ALL, dtype=torch.int32, pin_memory=device.type == "cuda")
+        self._host = torch.full((rows, mask_words(vocab)), _ALL, dtype=torch.int32, pin_memory=device.type == "cuda")
 
     @cached_property
     def _executor(self) -> "LLExecutor":
