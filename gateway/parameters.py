@@ -9,7 +9,8 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError, field_validator
 
 from ..backend_engine.types import SamplingParams
-from .bodies import Body, bad_request
+from .bodies import bad_request
+from .formats import Formats
 
 MAX_STOPS = 4
 _NO_CAP = 1 << 31
@@ -24,8 +25,11 @@ _HARMLESS = frozenset(
 )  # fmt: skip
 
 
-class ChatParameters(Body):
-    """The sampling side of a chat completion. Fields beyond these are refused by name unless they are harmless."""
+class ChatParameters(Formats):
+    """The sampling side of a chat completion, and what its text may be.
+
+    Fields beyond these are refused by name unless they are harmless.
+    """
 
     temperature: float = Field(1.0, ge=0, le=2)
     top_p: float = Field(1.0, gt=0, le=1)
@@ -44,7 +48,6 @@ class ChatParameters(Body):
     logit_bias: dict[str, float] = Field(default_factory=dict, max_length=0)
     tool_choice: Literal["none", "auto"] = "auto"
     modalities: list[Literal["text"]] = Field(default_factory=list)
-    response_format: dict[str, Any] = Field(default_factory=dict)
 
     @field_validator("stop", mode="before")
     @classmethod
@@ -53,13 +56,6 @@ class ChatParameters(Body):
         if len(stops) > MAX_STOPS or "" in stops:
             raise ValueError(f"must be a string or up to {MAX_STOPS} strings, none of them empty")
         return stops
-
-    @field_validator("response_format")
-    @classmethod
-    def _text_only(cls, value: dict[str, Any]) -> dict[str, Any]:
-        if value.get("type", "text") != "text":
-            raise ValueError("the embedded engine writes plain text only; structured output is not supported")
-        return value
 
     def sampling(self) -> SamplingParams:
         """As the engine takes it. `max_tokens` is a cap: however large, it is no error."""

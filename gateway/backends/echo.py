@@ -5,7 +5,7 @@ import re
 from collections.abc import AsyncGenerator, Sequence
 
 from ...backend_engine.types import Delta
-from ...prompt import Usage
+from ...prompt import BadRequest, Usage
 from ..parameters import chat_parameters
 from ..wire import ChatWriter
 from .base import Answer, Backend, Call, ModelCard, Stream
@@ -29,7 +29,11 @@ class EchoBackend(Backend):
         return len(text.split())
 
     async def complete(self, call: Call) -> Answer | Stream:
-        sampling = chat_parameters(call.prompt.body).sampling()
+        parameters = chat_parameters(call.prompt.body)
+        if parameters.structured:
+            parameters.grammar()  # what is wrong about it comes first
+            raise BadRequest("an echo cannot be restricted", param="response_format", code="unsupported_value")
+        sampling = parameters.sampling()
         words = _WORD.findall(call.prompt.question)
         kept = words if sampling.max_tokens is None else words[: sampling.max_tokens]
         usage = Usage(

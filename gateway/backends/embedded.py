@@ -34,11 +34,13 @@ from .base import Answer, Backend, Call, ModelCard, Stream, counted_tokens, esti
 from .deltas import as_answer, as_frames
 
 if TYPE_CHECKING:
+    from ...backend_engine.grammar.compiler import CompiledGrammar
     from ...backend_engine.types import Reuse
     from ...kv_reuse.store import ChunkStore
     from .engine_room import EngineRoom, Tokens
 
 _DRAIN_S = 2.0
+_COMPILE_S = 30.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -77,6 +79,7 @@ class EmbeddedBackend(Backend):
         self._lock = threading.Lock()
         self._loading: asyncio.Task[EngineRoom] | None = None
         self._encoders = Workers("tokenizing", threads=2, waiting=256)
+        self._compilers = Workers("grammar", threads=2, waiting=64)
         self._warmers = Workers("warming", threads=1, waiting=256)
 
     async def start(self) -> None:
@@ -90,6 +93,7 @@ class EmbeddedBackend(Backend):
     async def close(self) -> None:
         self._warmers.close()
         self._encoders.close()
+        self._compilers.close()
         if self._loading is not None:
             await asyncio.wait({self._loading})
         if self._room is not None:
@@ -157,7 +161,8 @@ class EmbeddedBackend(Backend):
     async def complete(self, call: Call) -> Answer | Stream:
         parameters = chat_parameters(call.prompt.body)
         room = await self._engine()
-        ready = await self._encoders.run(lambda: self._readied(room, call, parameters))
+        grammar = await self._compiled(room, parameters) if parameters.structured else None
+        ready = await self._encoders.run(lambda: self._readied(room, call, parameters, grammar))
         writer = ChatWriter(model=call.model)
         deltas = self._deltas(room, ready, call.report)
         if not call.stream:
@@ -167,7 +172,17 @@ class EmbeddedBackend(Backend):
         )
         return Stream(frames=frames)
 
-    def _readied(self, room: "EngineRoom", call: Call, parameters: ChatParameters) -> _Ready:
+    async def _compiled(self, room: "EngineRoom", parameters: ChatParameters) -> "CompiledGrammar":
+        """The grammar that a request asks for, made by workers of its own: one that takes long delays no others."""
+        try:
+            return await self._compilers.run(lambda: room.compile(parameters.grammar()), timeout_s=_COMPILE_S)
+        except TimeoutError as error:
+            message = f"compiling the grammar takes longer than {_COMPILE_S:g} seconds; make it simpler"
+            raise BadRequest(message, param="response_format") from error
+
+    def _readied(
+        self, room: "EngineRoom", call: Call, parameters: ChatParameters, grammar: "CompiledGrammar | None"
+    ) -> _Ready:
         policy = call.policy.reuse
         chunks = reused_segments(call.plan)
         tokens = room.encode(call.prompt, chunks=chunks, with_tools=parameters.tool_choice != "none")
@@ -178,6 +193,7 @@ class EmbeddedBackend(Backend):
             request=GenerationRequest(
                 ids=ids,
                 sampling=capped(sampling, prompt=len(ids), limit=room.limit),
+                grammar=grammar,
                 reuse=self._reused(room, call, tokens) if tokens.encoded.spans else None,
                 namespace=call.tenant,
                 prefix_cache=policy.mode != "off",

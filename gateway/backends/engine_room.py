@@ -14,6 +14,8 @@ from tokenizers import Tokenizer
 
 from ...backend_engine.chat import ChunkMark
 from ...backend_engine.engine import Engine
+from ...backend_engine.grammar import Grammar
+from ...backend_engine.grammar.compiler import CompiledGrammar
 from ...backend_engine.loader import LoadedModel, load_model
 from ...backend_engine.options import EngineOptions
 from ...backend_engine.service import EngineService
@@ -119,6 +121,10 @@ class EngineRoom:
         system = list(takewhile(lambda message: message.get("role") in ("system", "developer"), prompt.messages))
         anchor = common(anchor_of(self.tokenizer, system, tools or None), encoded.ids)
         return Tokens(encoded=encoded, segments=tuple(segment for segment, _ in marked), anchor=anchor)
+
+    def compile(self, grammar: Grammar) -> CompiledGrammar:
+        """For this model's tokenizer; the first one takes a second, hostile ones take some. BadRequest says why not."""
+        return self.service.engine.grammars.compile(grammar)
 
     def reuse(self, tokens: Tokens, policy: ReuseSpec, *, salt: Callable[[Segment], str]) -> Reused:
         """What of the encoded chunks is stored under their segments' salts, placed where it is needed."""

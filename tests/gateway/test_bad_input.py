@@ -73,12 +73,19 @@ CASES: list[tuple[str, bytes, int, str | None, str | None]] = [
     ("logit_bias", chat(logit_bias={"1": 5}), 400, "logit_bias", "unsupported_value"),
     ("a penalty", chat(frequency_penalty=0.5), 400, "frequency_penalty", "unsupported_value"),
     ("a forced tool", chat(tool_choice="required"), 400, "tool_choice", "unsupported_value"),
-    ("JSON mode", chat(response_format={"type": "json_object"}), 400, "response_format", "invalid_value"),
+    (
+        "JSON mode of an echo",
+        chat(response_format={"type": "json_object"}),
+        400,
+        "response_format",
+        "unsupported_value",
+    ),
+    ("a broken schema", chat(guided_json={"items": {"not": {}}}), 400, "guided_json.items.not", "invalid_value"),
     (
         "a field of another engine",
         chat(structured_outputs={"x": 1}),
         400,
-        "structured_outputs",
+        "structured_outputs.x",
         "unsupported_parameter",
     ),
 ]
