@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from itertools import islice
 
 import numpy as np
 import torch
@@ -25,9 +26,11 @@ from .radix import RadixTree
 from .sampling import sample
 from .scheduler import Scheduler
 from .sequence import Phase, Sequence, Sink
+from .speculation import speculator
+from .stats import EngineStats
+from .step_cost import StepCost
 from .steps import Launched, SingleRowSteps
 from .table import Chunk, RunningTable, StepPlan
-from .tiers.base import TierStats
 from .tiers.open import open_tiers
 from .tiers.streams import SideStream
 from .types import Delta, FinishReason, GenerationRequest, Result
@@ -38,26 +41,6 @@ logger = logging.getLogger(__name__)
 SCORED_ROWS = 64
 # How long a step waits for the disk while nothing can run: whoever comes meanwhile waits with it.
 _LONGEST_PAUSE_S = 0.005
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineStats(TierStats):
-    """A snapshot. Pages and requests are counts now, the others totals since the start."""
-
-    waiting: int = 0
-    running: int = 0
-    pages_total: int = 0
-    pages_free: int = 0
-    pages_cached: int = 0  # known to the prefix tree, in use or not
-    steps: int = 0
-    preemptions: int = 0
-    finished: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    loaded_tokens: int = 0  # brought back by a tier, also for requests that were preempted
-    reused_tokens: int = 0
-    recomputed_tokens: int = 0
-    generated_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,10 +62,12 @@ class Engine:
         options: EngineOptions | None = None,
         single_rows: Callable[..., SingleRowSteps] | None = None,
         side_stream: SideStream | None = None,
+        step_cost: StepCost | None = None,
     ) -> None:
         """`single_rows` makes what runs steps of one row a request: by default CUDA graphs, on a GPU.
 
         `side_stream` is where pages are copied to and from host memory: by default a CUDA stream, on a GPU.
+        `step_cost` decides how many tokens are guessed; by default it is measured now, if any may be.
         """
         self.model = model
         self.options = options = options or EngineOptions()
@@ -105,6 +90,13 @@ class Engine:
             page_size=options.page_size,
             device=decoder.device,
         )
+        guessed = options.guessed(decoder.device.type)
+        self._graphs: SingleRowSteps | None = None
+        if single_rows is None and decoder.device.type == "cuda":
+            from .graphs import DecodeGraphs as single_rows
+        if single_rows is not None:
+            mirror = self._table.mirror(spare=pages)
+            self._graphs = single_rows(decoder, self.pool, mirror, max_tokens=self.max_tokens, drafting=guessed > 0)
         self._scheduler = Scheduler(
             pool=self.pool,
             allocator=self.allocator,
@@ -112,15 +104,10 @@ class Engine:
             tier=self.tier,
             table=self._table,
             options=options,
+            speculator=speculator(decoder, self._graphs, most=guessed, spare=options.max_running, cost=step_cost),
         )
-        self._graphs: SingleRowSteps | None = None
-        if single_rows is None and decoder.device.type == "cuda":
-            from .graphs import DecodeGraphs as single_rows
-        if single_rows is not None:
-            mirror = self._table.mirror(spare=pages)
-            self._graphs = single_rows(decoder, self.pool, mirror, max_tokens=self.max_tokens)
         self.grammars = GrammarCompiler(model.tokenizer, vocab=spec.vocab, eos_ids=spec.eos_ids)
-        self._masks = Masks(rows=options.max_running, vocab=spec.vocab, device=decoder.device)
+        self._masks = Masks(rows=options.step_tokens, vocab=spec.vocab, device=decoder.device)
         self._arrivals = 0
         self._plan: StepPlan | None = None
         self._flight: _Flight | None = None
@@ -208,17 +195,23 @@ class Engine:
             self._flight = None  # all have ended: nobody is left to land for
 
     def _run(self, plan: StepPlan) -> list[int]:
-        """Compute the plan's rows; score prompts that ask for it; return a new token for each of `plan.drawing`."""
+        """Compute the plan's rows; score prompts that ask for it; return a token for each row that draws one."""
         loads = self.tier.loads()
         if self._graphs is not None and plan.single:
             loads.settle()
             self._table.refresh()
             launched = self._graphs.run(*self._table.single_rows(plan))
-            return self._draw(launched.logits, plan.drawing)
+            return self._draw(launched.logits, plan)
+        if self._graphs is not None and plan.drafts:
+            loads.settle()
+            self._table.refresh()
+            rows, widths = self._table.drafted_rows(plan), plan.widths.tolist()
+            return self._draw(self._graphs.drafted(*rows, widths), plan)
         decoder = self.model.decoder
         hidden = decoder.forward(replace(self._table.layout(plan), loads=loads), self.pool).hidden
         loads.settle()  # where all rows are dropped, not all layers are run
-        drawing, place = list(range(len(plan.decodes))), len(plan.decodes)
+        place = int(plan.widths.sum())
+        drawing = list(range(place))
         for chunk in plan.chunks:
             self._score(chunk, hidden[place : place + chunk.scored])
             place += len(chunk.logits)
@@ -227,12 +220,12 @@ class Engine:
         if not drawing:
             return []
         rows = torch.tensor(drawing, device=hidden.device)
-        return self._draw(decoder.logits(hidden[rows]), plan.drawing)
+        return self._draw(decoder.logits(hidden[rows]), plan)
 
-    def _draw(self, logits: Tensor, drawing: list[Sequence]) -> list[int]:
+    def _draw(self, logits: Tensor, plan: StepPlan) -> list[int]:
         """A token for each row of `logits`. On a GPU the masks are made while it computes the logits."""
-        allowed = self._masks.of([sequence.matcher for sequence in drawing])
-        return sample(logits, self._table.sampling(drawing), allowed=allowed).tolist()
+        allowed = self._masks.of([sequence.matcher for sequence in plan.owners])
+        return sample(logits, self._table.sampling(plan), allowed=allowed).tolist()
 
     def _score(self, chunk: Chunk, hidden: Tensor) -> None:
         """Log-probabilities of the prompt tokens that follow the chunk's rows, a few rows at a time."""
@@ -251,15 +244,25 @@ class Engine:
             self._scheduler.advance(chunk)
             if chunk.last:
                 self._prefilled(chunk.sequence)
-        for sequence, token in zip(plan.drawing, tokens, strict=True):
-            if sequence.phase is Phase.DONE:
-                continue  # it ended while this step was already running
+        drawn = iter(tokens)
+        for sequence, draft in zip(plan.drawing, plan.guesses, strict=True):
+            self._take(sequence, draft.tolist(), list(islice(drawn, 1 + len(draft))))
+
+    def _take(self, sequence: Sequence, draft: list[int], drawn: list[int]) -> None:
+        """Accept what was drawn after the last token, and after each guess that turned out to be what was drawn."""
+        for at, token in enumerate(drawn):
+            if sequence.phase is Phase.DONE or draft[:at] != drawn[:at]:
+                break  # it ended while this step was already running, or the rest followed a wrong guess
             try:
                 self._accept(sequence, token)
             except PromptsluiceError as error:
                 self._give_up(sequence, error)
             except Exception as error:  # noqa: BLE001 - logged where the request is given up
                 self._undeliverable(sequence, error)
+            self._totals["accepted"] += at > 0
+        self._totals["drafted"] += len(draft)
+        if draft:
+            self._scheduler.settle(sequence)
 
     def _prefilled(self, sequence: Sequence) -> None:
         if sequence.request.keep_kv and sequence.kv is None:
@@ -357,6 +360,8 @@ class Engine:
             reused_tokens=totals["reused"],
             recomputed_tokens=totals["recomputed"],
             generated_tokens=totals["generated"],
+            drafted_tokens=totals["drafted"],
+            accepted_tokens=totals["accepted"],
             **asdict(self.tier.stats()),
         )
 

@@ -5,13 +5,18 @@ from pathlib import Path
 
 from ..prompt.errors import ConfigError
 
+# The default where guessing was measured to pay: on a CPU.
+GUESSED_TOKENS = 15
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
     """`kv_bytes` is the memory for KV, unless `pages` says how many pages there are.
 
     `step_tokens` bounds the rows of a step: it trades the time between tokens of running streams for prefill speed. A
-    request waits for another one that is just computing at least `shared_tokens` of its prompt.
+    request waits for another one that is just computing at least `shared_tokens` of its prompt. Up to
+    `guessed_tokens` tokens a request are guessed ahead from what its text repeats, where that pays (None: by the
+    device; 0: never).
 
     What the prefix tree gives up is kept in `host_bytes` of host memory, and from there written to `disk_bytes` of
     files below `disk_path`, which other engines may share; 0 turns a tier off. The disk's pages pass through host
@@ -24,6 +29,7 @@ class EngineOptions:
     step_tokens: int = 512
     max_running: int = 64
     shared_tokens: int = 64
+    guessed_tokens: int | None = None
     host_bytes: int = 0
     disk_bytes: int = 0
     disk_path: Path | None = None
@@ -41,5 +47,13 @@ class EngineOptions:
             )
         if self.pages is not None and self.pages < 2:
             raise ConfigError(f"pages must be at least 2, found {self.pages}")
+        if self.guessed_tokens is not None and self.guessed_tokens < 0:
+            raise ConfigError(f"guessed_tokens must not be negative, found {self.guessed_tokens}")
         if self.step_tokens < self.max_running:
             raise ConfigError(f"step_tokens ({self.step_tokens}) must not be below max_running ({self.max_running})")
+
+    def guessed(self, device: str) -> int:
+        """How many tokens of a request are guessed at most on a device of type `device`."""
+        if self.guessed_tokens is not None:
+            return self.guessed_tokens
+        return GUESSED_TOKENS if device == "cpu" else 0

@@ -17,7 +17,8 @@ from .pages import PageAllocator, Pages
 from .pool import KVPool
 from .prefill_shares import shares
 from .radix import Match, RadixTree, common_tokens
-from .sequence import NO_PAGES, Phase, Sequence, trimmed
+from .sequence import NO_PAGES, Phase, Rows, Sequence, trimmed
+from .speculation import Speculator
 from .table import Chunk, RunningTable, StepPlan
 from .tiers.base import PrefixTier
 
@@ -46,6 +47,7 @@ class Scheduler:
         tier: PrefixTier,
         table: RunningTable,
         options: EngineOptions,
+        speculator: Speculator | None = None,
     ) -> None:
         self.waiting = FairQueue()
         self.running: list[Sequence] = []
@@ -57,6 +59,7 @@ class Scheduler:
         self._tier = tier
         self._table = table
         self._options = options
+        self._speculator = speculator
 
     def add(self, sequence: Sequence) -> None:
         self.waiting.add(sequence)
@@ -78,6 +81,8 @@ class Scheduler:
         assert not (idle and self.waiting), "a waiting request does not fit into an idle engine"
         if self._allocator.free < self._tier.headroom:
             self._evict(1)
+        if not plan.chunks:  # with a prefill, a step is bound by its products
+            plan.drafts = self._backed(plan.decodes, self._guessed(plan.decodes))
         return plan
 
     def _admit_in_turn(self, budget: int) -> bool:
@@ -116,11 +121,12 @@ class Scheduler:
     def run_ahead(self, sequences: list[Sequence]) -> bool:
         """Whether `sequences` can run one more step before their newest tokens are known; then takes the pages for it.
 
-        So it is if nobody else runs, nobody who waits can be admitted, none of them ends by its length, and there are
-        pages that no running one holds: a tree that has grown into the whole pool is the usual state.
+        So it is if nobody else runs, nobody who waits can be admitted, there is nothing worth guessing, none of them
+        ends by its length, and there are pages that no running one holds: a tree that has grown into the whole pool is
+        the usual state.
         One that ends otherwise has run in vain: what it wrote lies behind all that anybody knows of.
         """
-        if len(self.running) != len(sequences) or not self._stuck():
+        if len(self.running) != len(sequences) or not self._stuck() or self._guessed(sequences):
             return False
         if any(sequence.length + 1 >= sequence.most for sequence in sequences):
             return False
@@ -142,10 +148,34 @@ class Scheduler:
             return False
         return self._table.full or self._placed(self.waiting.first) is None
 
-    def _extend(self, sequence: Sequence) -> None:
-        page = self._allocator.alloc(1, after=int(sequence.pages[-1]))
-        self._tier.claim(page)
-        self._table.set_pages(sequence, np.concatenate((sequence.pages, page)))
+    def _extend(self, sequence: Sequence, pages: int = 1) -> None:
+        fresh = self._allocator.alloc(pages, after=int(sequence.pages[-1]))
+        self._tier.claim(fresh)
+        self._table.set_pages(sequence, np.concatenate((sequence.pages, fresh)))
+
+    def _guessed(self, sequences: list[Sequence]) -> list[Rows]:
+        if self._speculator is None:
+            return []
+        return self._speculator.drafts(sequences, room=self._options.step_tokens - len(sequences))
+
+    def _backed(self, sequences: list[Sequence], drafts: list[Rows]) -> list[Rows]:
+        """As much of the drafts as there are pages for: only free ones are taken, and nobody loses any."""
+        backed = []
+        for sequence, draft in zip(sequences, drafts, strict=False):
+            size = self._pool.page_size
+            missing = -(-(sequence.length + len(draft)) // size) - len(sequence.pages)
+            taken = min(missing, self._allocator.free)
+            if taken > 0:
+                self._extend(sequence, taken)
+            backed.append(draft[: len(sequence.pages) * size - sequence.length])
+        return backed if any(map(len, backed)) else []
+
+    def settle(self, sequence: Sequence) -> None:
+        """Give back the pages that a draft was given and its accepted tokens do not need."""
+        keep = -(-sequence.length // self._pool.page_size)
+        if sequence.phase is Phase.DECODE and len(sequence.pages) > keep:
+            self._allocator.unref(sequence.pages[keep:])
+            self._table.set_pages(sequence, sequence.pages[:keep])
 
     def advance(self, chunk: Chunk) -> None:
         """Note that a chunk has run; what it computed may be shared from now on."""

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..prompt.errors import PromptsluiceError
 from .detokenize import Detokenizer
+from .drafter import Drafter
 from .grammar.matcher import Matcher
 from .pages import Pages
 from .tiers.base import Fetch
@@ -20,7 +21,7 @@ from .types import Delta, GenerationRequest, KVBlock, Result, ReusedSpan, RowCho
 
 Rows = NDArray[np.int64]
 NO_PAGES: Pages = np.empty(0, dtype=np.int32)
-_NO_ROWS: Rows = np.empty(0, dtype=np.int64)
+NO_ROWS: Rows = np.empty(0, dtype=np.int64)
 
 
 class Sink(Protocol):
@@ -65,7 +66,7 @@ class Sequence:
     row: int = -1  # in the running table
     pages: Pages = field(default_factory=lambda: NO_PAGES)
     computed: int = 0
-    plan: Rows = field(default_factory=lambda: _NO_ROWS)
+    plan: Rows = field(default_factory=lambda: NO_ROWS)
     ran: int = 0
     spans: tuple[ReusedSpan, ...] = ()  # what a prefix hit left of the request's
     repairable: NDArray[np.bool_] | None = None  # per row of `plan`
@@ -73,6 +74,7 @@ class Sequence:
     attention: Tensor | None = None  # on each of the first `asked` keys, while probing
     limit: int = 0
     leader: "tuple[Sequence, int] | None" = None  # who computes a prefix that this one waits for, and its length
+    drafter: Drafter | None = None  # from the first step on for which tokens are guessed
     logprobs: Tensor | None = None
     kv: KVBlock | None = None
     names: list[bytes] = field(default_factory=list)  # of the leading whole pages, as far as they were needed
@@ -113,6 +115,11 @@ class Sequence:
     @property
     def generates(self) -> bool:
         return self.most > self.prompt
+
+    @property
+    def predictable(self) -> bool:
+        """Whether tokens may be guessed for it: each is drawn by its row's logits, seed and number alone."""
+        return self.generates and self.matcher is None
 
     @property
     def shares(self) -> bool:
@@ -200,7 +207,7 @@ class Sequence:
         """Forget what was in the pool."""
         self.phase = phase
         self.row, self.computed, self.ran = -1, 0, 0
-        self.pages, self.plan, self.spans, self.repairable = NO_PAGES, _NO_ROWS, (), None
+        self.pages, self.plan, self.spans, self.repairable = NO_PAGES, NO_ROWS, (), None
         self.probing, self.attention = False, None
 
     def quota(self, count: int) -> int:

@@ -14,9 +14,10 @@ from collections.abc import Iterable
 import torch
 
 from ..prompt.errors import Overloaded, PromptsluiceError
-from .engine import Engine, EngineStats
+from .engine import Engine
 from .generation import Generation, Item, Mailbox, Waiter
 from .sequence import Sequence, Sink
+from .stats import EngineStats
 from .types import GenerationRequest, Result
 
 logger = logging.getLogger(__name__)

@@ -1,8 +1,12 @@
-"""Steps in which every request runs one row, as a contract: launched, read later, and launched again on the device."""
+"""Steps without prefills, as a contract: launched, read later, and launched again on the device. And their tensors."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
+import torch
 from torch import Tensor
+
+from .batch import StepBatch
 
 
 class Launched(Protocol):
@@ -17,7 +21,15 @@ class Launched(Protocol):
 
 
 class SingleRowSteps(Protocol):
-    """Decodes one token a request. Page tables are read where the engine's running table mirrors them."""
+    """Decodes one token a request, or verifies some that were guessed.
+
+    Page tables are read where the engine's running table mirrors them.
+    """
+
+    @property
+    def drafting(self) -> tuple[int, int]:
+        """The most requests, and the most rows of each, that `drafted` takes; none if it takes no step at all."""
+        ...
 
     def run(self, ids: Tensor, places: Tensor, rows: Tensor) -> Launched:
         """Launch a step; ids, places in key order and table rows of the requests are int64 [requests] on the host."""
@@ -26,3 +38,50 @@ class SingleRowSteps(Protocol):
     def again(self, last: Launched) -> Launched:
         """Launch the next step of the same requests, each with its likeliest token of `last`, the newest launch."""
         ...
+
+    def drafted(self, ids: Tensor, places: Tensor, rows: Tensor, widths: Sequence[int]) -> Tensor:
+        """Launch a step in which request b runs `widths[b]` rows; the others are int64 [rows in all] on the host.
+
+        Returns logits [rows in all, vocab], valid until the next launch.
+        """
+        ...
+
+
+def even_batch(
+    ids: Tensor, places: Tensor, owners: Tensor, pages: Tensor, *, width: int, page_size: int, max_tokens: int
+) -> StepBatch:
+    """A step of `width` rows for each request, of which the first ones are the request's own and each has its logits.
+
+    `ids`, `places` and `owners` (rows of `pages`, the mirrored page tables) are int64 [requests * width] on the device.
+    Rows that only fill up are at place 0 of the spare table row. Nothing is read back from the device.
+    """
+    rows = ids.shape[0]
+    requests = rows // width
+    slots = pages[owners, places // page_size].long() * page_size + places % page_size
+    seen = (places + 1).int()
+    numbers = torch.arange(rows, device=pages.device)
+    return StepBatch(
+        ids=ids,
+        positions=places,
+        slots=slots,
+        visible=seen,
+        query_start=torch.arange(0, rows + 1, width, dtype=torch.int32, device=pages.device),
+        page_table=pages[owners[::width]],
+        key_count=seen if width == 1 else seen.view(requests, width).amax(1),
+        logit_rows=numbers,
+        query_start_host=tuple(range(0, rows + 1, width)),
+        key_count_host=(max_tokens,) * requests,
+        logit_counts_host=(width,) * requests,
+    )
+
+
+def spread(rows: Tensor, widths: Sequence[int], *, width: int, out: Tensor) -> Tensor:
+    """Write the ragged `rows` [3, rows] into `out` [3, requests * width], `width` places for each request.
+
+    `rows` are ids, places and table rows; what is left of `out` stays. Returns where they went, int64 [rows].
+    """
+    sizes = torch.tensor(widths)
+    ahead = torch.arange(rows.shape[1]) - (sizes.cumsum(0) - sizes).repeat_interleave(sizes)
+    into = (torch.arange(len(widths)) * width).repeat_interleave(sizes) + ahead
+    out[:, into] = rows
+    return into

@@ -13,7 +13,7 @@ from .batch import Narrowing, StepBatch
 from .pages import Pages
 from .probe import PROBING_ROWS, Probe
 from .sampling import SamplingTensors
-from .sequence import Rows, Sequence
+from .sequence import NO_ROWS, Rows, Sequence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,9 +57,13 @@ class Chunk:
 
 @dataclass(slots=True)
 class StepPlan:
-    """What one step runs: one row for each of `decodes`, then `chunks` of prefills."""
+    """What one step runs: a row for each of `decodes` and for each token guessed for it, then `chunks` of prefills.
+
+    `drafts` are the guesses for each of `decodes`, or empty where nobody has any.
+    """
 
     decodes: list[Sequence] = field(default_factory=list)
+    drafts: list[Rows] = field(default_factory=list)
     chunks: list[Chunk] = field(default_factory=list)
 
     @property
@@ -69,8 +73,12 @@ class StepPlan:
     @property
     def single(self) -> bool:
         """Whether every sequence runs one row and draws from it: decodes, and prefills that lack their last token."""
-        return bool(self.sequences) and all(
-            chunk.count == 1 and chunk.draws and not chunk.narrowed and not chunk.scored for chunk in self.chunks
+        return (
+            bool(self.sequences)
+            and not self.drafts
+            and all(
+                chunk.count == 1 and chunk.draws and not chunk.narrowed and not chunk.scored for chunk in self.chunks
+            )
         )
 
     @property
@@ -84,6 +92,23 @@ class StepPlan:
     def drawing(self) -> list[Sequence]:
         """The sequences that get a new token."""
         return [*self.decodes, *(chunk.sequence for chunk in self.chunks if chunk.draws)]
+
+    @property
+    def owners(self) -> list[Sequence]:
+        """For each row that draws a token, whose it is."""
+        return [
+            sequence for sequence, draft in zip(self.drawing, self.guesses, strict=True) for _ in range(1 + len(draft))
+        ]
+
+    @property
+    def guesses(self) -> list[Rows]:
+        """For each of `drawing`, the tokens guessed for it."""
+        return (self.drafts or [NO_ROWS] * len(self.decodes)) + [NO_ROWS] * (len(self.drawing) - len(self.decodes))
+
+    @property
+    def widths(self) -> Rows:
+        """How many rows of each of `decodes` run; each of them draws a token."""
+        return 1 + np.fromiter(map(len, self.drafts or [NO_ROWS] * len(self.decodes)), np.int64, len(self.decodes))
 
 
 class RunningTable:
@@ -128,6 +153,7 @@ class RunningTable:
         sequence.row = -1
 
     def set_pages(self, sequence: Sequence, pages: Pages) -> None:
+        self.pages[sequence.row, len(pages) : len(sequence.pages)] = 0
         sequence.pages = pages
         self.pages[sequence.row, : len(pages)] = pages
         self._stale.add(sequence.row)
@@ -151,12 +177,24 @@ class RunningTable:
         owners, index, ids = self._rows(plan)
         return torch.from_numpy(ids), torch.from_numpy(index), torch.from_numpy(owners)
 
+    def drafted_rows(self, plan: StepPlan) -> tuple[Tensor, Tensor, Tensor]:
+        """The same of a step of decodes with drafts, for each of its rows."""
+        owners, index, ids = self._rows(plan)
+        return torch.from_numpy(ids), torch.from_numpy(index), torch.from_numpy(np.repeat(owners, plan.widths))
+
     def _rows(self, plan: StepPlan) -> tuple[Rows, Rows, Rows]:
         """The table row of each sequence, and the place in key order and the id of each row of a step."""
         owners = np.fromiter((sequence.row for sequence in plan.sequences), np.int64)
         decoding = owners[: len(plan.decodes)]
-        index = np.concatenate([self._length[decoding] - 1, *(chunk.rows for chunk in plan.chunks)])
-        ids = np.concatenate([self._token[decoding], *(chunk.sequence.tokens[chunk.rows] for chunk in plan.chunks)])
+        places, tokens = self._length[decoding] - 1, self._token[decoding]
+        if plan.drafts:
+            ahead = _counted(plan.widths)
+            places = np.repeat(places, plan.widths) + ahead
+            spread = np.empty_like(places)
+            spread[ahead == 0], spread[ahead > 0] = tokens, np.concatenate(plan.drafts)
+            tokens = spread
+        index = np.concatenate([places, *(chunk.rows for chunk in plan.chunks)])
+        ids = np.concatenate([tokens, *(chunk.sequence.tokens[chunk.rows] for chunk in plan.chunks)])
         return owners, index, ids
 
     def set_token(self, sequence: Sequence) -> None:
@@ -170,22 +208,26 @@ class RunningTable:
         slots = sequence.pages[index // self.page_size].astype(np.int64) * self.page_size + index % self.page_size
         return self._tensor(slots)
 
-    def sampling(self, sequences: list[Sequence]) -> SamplingTensors:
-        """The parameters with which each of `sequences` draws its next token."""
+    def sampling(self, plan: StepPlan) -> SamplingTensors:
+        """The parameters with which each row that draws a token does so, in the order of the plan."""
+        sequences = plan.drawing
         rows = np.fromiter((sequence.row for sequence in sequences), np.int64, len(sequences))
         drawn = np.fromiter((sequence.generated for sequence in sequences), np.int64, len(sequences))
+        if plan.drafts:
+            widths = np.fromiter((1 + len(draft) for draft in plan.guesses), np.int64, len(sequences))
+            rows, drawn = np.repeat(rows, widths), np.repeat(drawn, widths) + _counted(widths)
         return replace(self._sampling.rows(self._tensor(rows)), drawn=self._tensor(drawn))
 
     def layout(self, plan: StepPlan) -> StepBatch:
         """The step as tensors, on the device."""
         owners, index, ids = self._rows(plan)
-        decodes = len(plan.decodes)
-        counts = np.array([1] * decodes + [chunk.count for chunk in plan.chunks])
+        decodes, widths = len(plan.decodes), plan.widths
+        counts = np.concatenate((widths, [chunk.count for chunk in plan.chunks])).astype(np.int64)
         starts = np.concatenate(([0], counts.cumsum()))
         visible = (index + 1).astype(np.int32)
         keys = visible[starts[1:] - 1]
         pages = self.pages[np.repeat(owners, counts), index // self.page_size].astype(np.int64)
-        logits = [np.arange(decodes)]
+        logits = [np.arange(starts[decodes])]
         logits += [start + chunk.logits for start, chunk in zip(starts[decodes:], plan.chunks, strict=False)]
         return StepBatch(
             ids=self._tensor(ids),
@@ -198,7 +240,7 @@ class RunningTable:
             logit_rows=self._tensor(np.concatenate(logits)),
             query_start_host=tuple(starts.tolist()),
             key_count_host=tuple(keys.tolist()),
-            logit_counts_host=tuple([1] * decodes + [len(rows) for rows in logits[1:]]),
+            logit_counts_host=(*widths.tolist(), *(len(rows) for rows in logits[1:])),
             narrowings=tuple(
                 self._narrowing(decodes + number, chunk) for number, chunk in enumerate(plan.chunks) if chunk.narrowed
             ),
@@ -239,3 +281,8 @@ class RunningTable:
 
     def _tensor(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(self.device, non_blocking=True)
+
+
+def _counted(sizes: Rows) -> Rows:
+    """0, 1, ... size - 1 for each of `sizes`, one after another."""
+    return np.arange(sizes.sum()) - np.repeat(sizes.cumsum() - sizes, sizes)

@@ -55,7 +55,10 @@ class PrefixCacheSpec(Spec):
 
 
 class EmbeddedBackend(Spec):
-    """Our own engine in this process. `kv_memory` in bytes; `step_tokens` is the token budget of one engine step."""
+    """Our own engine in this process. `kv_memory` in bytes; `step_tokens` is the token budget of one engine step.
+
+    `guessed_tokens`: how many tokens are guessed ahead at most, 0 for none; by default as the device is good for.
+    """
 
     kind: Literal["embedded"]
     model: Text = "smollm2-135m-instruct"
@@ -69,6 +72,7 @@ class EmbeddedBackend(Spec):
     step_tokens: Annotated[int, Field(ge=16)] = 512
     max_running: Annotated[int, Field(ge=1)] = 32
     queue: Annotated[int, Field(ge=1)] = 256
+    guessed_tokens: Annotated[int, Field(ge=0, le=64)] | None = None
     threads: Annotated[int, Field(ge=1)] | None = None
 
     @property

@@ -83,6 +83,22 @@ def tiny_smollm3_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return _tiny("SmolLM3", tmp_path_factory.mktemp("tiny-smollm3"), no_rope_layer_interval=2, pad_token_id=0)
 
 
+@pytest.fixture(scope="session")
+def few_words_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model that says little but the ids 3 to 6: it repeats itself often, and strays from it as often."""
+    import torch
+    import transformers
+
+    path = _tiny("Llama", tmp_path_factory.mktemp("few-words"), tie_word_embeddings=False)
+    model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    with torch.no_grad():
+        said = torch.zeros(512, 1)
+        said[3:7] = 3.0
+        model.lm_head.weight *= said
+    model.save_pretrained(path)
+    return path
+
+
 def _pulled(name: str) -> Path:
     from promptsluice.backend_engine.hub import pull
 

@@ -22,6 +22,8 @@ PROGRAMS = 512
 MOST_SPLITS = 64
 # The kernels' softmax works with powers of two.
 LOG2_E = math.log2(math.e)
+# Requests of at most so many rows are cut into tiles on the device, so that a graph can be captured around it.
+FEW_ROWS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,18 +99,25 @@ class TritonPlan:
         block_m = min(128 if 64 < dim <= 128 else 64, max(16, triton.next_power_of_2(longest * group)))
         block_m = max(block_m, triton.next_power_of_2(group))  # a tile has all heads of its rows
         tile_rows = max(1, block_m // group)
-        self._tiles = tiles = self._decode_tiles() if longest == 1 else self._prefill_tiles(tile_rows)
+        few = longest <= FEW_ROWS
+        self._tiles = tiles = self._few_tiles(tile_rows, longest) if few else self._prefill_tiles(tile_rows)
         keys = max(self.batch.key_count_host)
         if self.window is not None:
             keys = min(keys, self.window + tile_rows - 1)
         wanted = min(MOST_SPLITS, PROGRAMS // (len(tiles) * kv_heads), keys // self.least_keys)
         self._shape = (tile_rows, block_m, max(1, wanted))
 
-    def _decode_tiles(self) -> Tensor:
-        """Made on the device, so that a graph can be captured around it. A request may have no row."""
+    def _few_tiles(self, tile_rows: int, longest: int) -> Tensor:
+        """As many for each request as the longest one has; a request may have fewer rows, or none."""
         starts = self.batch.query_start
         request = torch.arange(self.batch.requests, dtype=torch.int32, device=starts.device)
-        return torch.stack((request, starts[:-1], starts[1:]), dim=1)
+        if longest == 1:
+            return torch.stack((request, starts[:-1], starts[1:]), dim=1)
+        ahead = torch.arange(0, longest, tile_rows, dtype=torch.int32, device=starts.device)
+        stop = starts[1:, None].expand(-1, len(ahead))
+        first = torch.minimum(starts[:-1, None] + ahead, stop)
+        last = torch.minimum(first + tile_rows, stop)
+        return torch.stack((request[:, None].expand_as(first), first, last), dim=-1).view(-1, 3)
 
     def _prefill_tiles(self, tile_rows: int) -> Tensor:
         """The last rows of a request see most keys, so they start first: no long tile is left over at the end."""

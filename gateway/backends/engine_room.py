@@ -228,6 +228,7 @@ def engine_options(spec: EmbeddedBackend, *, on_card: bool, prefixes: Path | Non
         kv_bytes=spec.kv_memory,
         step_tokens=max(spec.step_tokens, spec.max_running),
         max_running=spec.max_running,
+        guessed_tokens=spec.guessed_tokens,
         host_bytes=usual if cache.host is None else cache.host,
         disk_bytes=cache.disk.size if cache.disk and prefixes else 0,
         disk_path=prefixes,

@@ -9,6 +9,7 @@ import torch
 from promptsluice.backend_engine.engine import Engine
 from promptsluice.backend_engine.loader import LoadedModel
 from promptsluice.backend_engine.options import EngineOptions
+from promptsluice.backend_engine.step_cost import StepCost
 from promptsluice.backend_engine.steps import SingleRowSteps
 from promptsluice.backend_engine.types import Delta, GenerationRequest, Result, SamplingParams
 from promptsluice.prompt.errors import PromptsluiceError
@@ -16,6 +17,8 @@ from transformers import AutoModelForCausalLM
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 """Where engines run in tests: on a GPU machine the same tests go through graphs and kernels."""
+FREE_ROWS = StepCost(rows=(1, 512), seconds=(1.0, 1.0))
+"""Guesses always pay: what is tested does not depend on how fast the machine is."""
 
 
 @dataclass
@@ -60,8 +63,10 @@ def tiny_engine(
     single_rows: Callable[..., SingleRowSteps] | None = None,
     **options: int,
 ) -> Engine:
-    sizes = {"step_tokens": 64, "max_running": 16, "shared_tokens": 8} | options
-    return Engine(model, options=EngineOptions(pages=pages, page_size=page_size, **sizes), single_rows=single_rows)
+    """Tokens are guessed only if `guessed_tokens` says so, and then at no cost."""
+    sizes = {"step_tokens": 64, "max_running": 16, "shared_tokens": 8, "guessed_tokens": 0} | options
+    chosen = EngineOptions(pages=pages, page_size=page_size, **sizes)
+    return Engine(model, options=chosen, single_rows=single_rows, step_cost=FREE_ROWS)
 
 
 def greedy(ids: Sequence[int], max_tokens: int = 12, **fields: object) -> GenerationRequest:

@@ -78,8 +78,8 @@ class Load:
 
 
 @pytest.fixture(scope="module")
-def model(tiny_llama_dir: Path) -> LoadedModel:
-    return load_model(tiny_llama_dir, dtype="float32", device=DEVICE)
+def model(few_words_dir: Path) -> LoadedModel:
+    return load_model(few_words_dir, dtype="float32", device=DEVICE)
 
 
 def check_counts(engine: Engine) -> None:
@@ -96,13 +96,17 @@ def check_counts(engine: Engine) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("seed", "single_rows"), [(0, None), (1, None), (2, EagerSteps)])
+@pytest.mark.parametrize(
+    ("seed", "single_rows", "guessed"), [(0, None, 0), (1, None, 7), (2, EagerSteps, 0), (3, EagerSteps, 7)]
+)
 def test_all_pages_come_back_and_the_counts_agree(
-    model: LoadedModel, seed: int, single_rows: type[EagerSteps] | None
+    model: LoadedModel, seed: int, single_rows: type[EagerSteps] | None, guessed: int
 ) -> None:
     dice = random.Random(seed)
     load = Load(dice, [random_ids(60, each) for each in range(4)])
-    engine = tiny_engine(model, pages=70, step_tokens=48, max_running=8, single_rows=single_rows)
+    engine = tiny_engine(
+        model, pages=70, step_tokens=48, max_running=8, guessed_tokens=guessed, single_rows=single_rows
+    )
     for number in range(REQUESTS):
         load.submit(engine)
         while len(engine.sequences) > 12:
@@ -117,7 +121,9 @@ def test_all_pages_come_back_and_the_counts_agree(
     assert_idle(engine)
     reasons = [sink.result.finish_reason for sink in load.sinks]
     assert len(reasons) == REQUESTS and reasons.count("abort") > 20
-    assert engine.stats().preemptions > 0 and engine.stats().finished == REQUESTS
+    stats = engine.stats()
+    assert (stats.accepted_tokens > 0) == (stats.drafted_tokens > 0) == (guessed > 0)
+    assert stats.preemptions > 0 and stats.finished == REQUESTS
     for request, sink in dice.sample(load.plain, 40):
         lone = alone(tiny_engine(model), replace(request, prefix_cache=False, keep_kv=False))
         assert sink.tokens == lone.tokens[: len(sink.tokens)]

@@ -1,0 +1,202 @@
+"""Decode speed with tokens guessed ahead and without: the same requests on two engines, step by step, in one process.
+
+Run: python benchmarks/speculation.py [--data FOLDER] [--rounds 3] [--batches 1 8 64] [--prompts 6] [--tokens 192]
+
+Sets: quotes and summaries of meetings (QMSum; `--data` is the folder that has qmsum/test.jsonl), or of pages of
+documentation where there is no such folder; edits of this repository's own functions; and questions that give nothing
+to copy. A model this small repeats itself in any long answer, so a set of its own has noise for prompts and draws hot:
+there guesses can only cost. Speed counts the steps after a batch's last prefill; the engine that had less time so far
+steps next. Every output is compared with that of the engine that guesses nothing. Medians of
+ratios.
+"""
+
+import argparse
+import ast
+import json
+import platform
+import random
+import re
+import statistics
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from promptsluice.backend_engine.engine import Engine
+from promptsluice.backend_engine.loader import LoadedModel, load_model
+from promptsluice.backend_engine.options import EngineOptions
+from promptsluice.backend_engine.types import Delta, GenerationRequest, Result, SamplingParams
+from promptsluice.prompt.errors import PromptsluiceError
+from rich.console import Console
+from rich.table import Table
+
+ROOT = Path(__file__).parents[1]
+QUESTIONS = (
+    "Why is the sky blue?",
+    "How do bees find their way home?",
+    "What should I pack for a week in the mountains?",
+    "Explain how a bicycle stays upright.",
+    "Write a short poem about winter.",
+    "How is bread made?",
+    "What makes a good leader?",
+    "Tell me about the history of paper.",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Set:
+    name: str
+    prompts: list[tuple[int, ...]]
+    temperature: float = 0.0
+
+
+@dataclass
+class Collected:
+    """A sink that keeps the ids."""
+
+    tokens: list[int] = field(default_factory=list)
+
+    def delta(self, delta: Delta) -> None:
+        self.tokens += delta.token_ids
+
+    def done(self, result: Result) -> None:
+        """Only the tokens count."""
+
+    def failed(self, error: PromptsluiceError) -> None:
+        raise error
+
+
+class Side:
+    """A batch on one engine; `seconds` and `tokens` are of the steps after the last prefill."""
+
+    def __init__(self, engine: Engine, requests: list[GenerationRequest]) -> None:
+        self.engine = engine
+        self.seconds = 0.0
+        self.tokens = 0
+        self.sinks = [Collected() for _ in requests]
+        for request, sink in zip(requests, self.sinks, strict=True):
+            engine.add(request, sink)
+
+    def step(self) -> None:
+        counts = all(sink.tokens for sink in self.sinks)
+        before = sum(len(sink.tokens) for sink in self.sinks)
+        began = time.perf_counter()
+        self.engine.step()
+        if counts:
+            self.seconds += time.perf_counter() - began
+            self.tokens += sum(len(sink.tokens) for sink in self.sinks) - before
+
+    @property
+    def speed(self) -> float:
+        return self.tokens / self.seconds
+
+
+def passages(data: Path | None, dice: random.Random) -> Iterator[str]:
+    """Texts of some hundred words: turns of meetings, or paragraphs of documentation."""
+    if data is not None:
+        for line in (data / "qmsum" / "test.jsonl").read_text(encoding="utf-8").splitlines():
+            turns = json.loads(line)["meeting_transcripts"]
+            first = dice.randrange(max(1, len(turns) - 6))
+            yield "\n".join(f"{turn['speaker']}: {turn['content']}" for turn in turns[first : first + 6])
+        return
+    for page in sorted((ROOT / "examples" / "data" / "fastapi_docs").rglob("*.md")):
+        yield re.sub(r"\n{2,}", "\n", page.read_text(encoding="utf-8"))[200:1400]
+
+
+def functions() -> Iterator[tuple[str, str]]:
+    """Names and texts of functions of this repository."""
+    for path in sorted((ROOT / "backend_engine").glob("*.py")):
+        source = path.read_text(encoding="utf-8")
+        for node in ast.parse(source).body:
+            text = ast.get_source_segment(source, node)
+            if isinstance(node, ast.FunctionDef) and text and 300 < len(text) < 1000:
+                yield node.name, text
+
+
+def sets(model: LoadedModel, data: Path | None, count: int) -> list[Set]:
+    tokenizer, dice = model.tokenizer, random.Random(1)
+    assert tokenizer is not None
+
+    def chat(*texts: str) -> list[tuple[int, ...]]:
+        return [tuple(tokenizer.encode_chat([{"role": "user", "content": text}]).ids) for text in texts]
+
+    kind = "documentation" if data is None else "transcript"
+    passage = [text for text in passages(data, dice) if 500 < len(text) < 1600][:count]
+    found = [f"Here is a part of a {kind}:\n\n{text}" for text in passage]
+    edits = [
+        f"```python\n{text}\n```\n\nRename the function `{name}` to `handle` and write the whole file again."
+        for name, text in dice.sample(list(functions()), count)
+    ]
+    noise = [tuple(dice.randrange(100, model.spec.vocab) for _ in range(200)) for _ in range(count)]
+    return [
+        Set(
+            name="quotes",
+            prompts=chat(*(f"{text}\n\nRepeat this part of the {kind}, word for word." for text in found)),
+        ),
+        Set(name="summaries", prompts=chat(*(f"{text}\n\nSummarize it." for text in found))),
+        Set(name="code edits", prompts=chat(*edits)),
+        Set(name="questions", prompts=chat(*QUESTIONS[:count])),
+        Set(name="noise, hot", prompts=noise, temperature=1.5),
+    ]
+
+
+def race(plain: Engine, guessing: Engine, requests: list[GenerationRequest]) -> tuple[Side, Side]:
+    """Run a batch on both; whoever had less time so far is next, so that both meet the same weather."""
+    sides = Side(plain, requests), Side(guessing, requests)
+    while live := [side for side in sides if side.engine.has_work]:
+        min(live, key=lambda side: side.seconds).step()
+    return sides
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="smollm2-135m-instruct")
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--sets", nargs="*", help="only these")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 64])
+    parser.add_argument("--prompts", type=int, default=6)
+    parser.add_argument("--tokens", type=int, default=192)
+    parser.add_argument("--guessed", type=int, help="tokens guessed at most (the engine's default)")
+    options = parser.parse_args()
+    model = load_model(options.model, dtype="float32")
+    most = max(options.batches)
+    sizes = EngineOptions(max_running=most, step_tokens=max(512, most), guessed_tokens=options.guessed)
+    guessing = Engine(model, options=sizes)
+    plain = Engine(model, options=EngineOptions(max_running=most, step_tokens=max(512, most), guessed_tokens=0))
+    title = f"{platform.machine()}, {torch.get_num_threads()} threads"
+    table = Table(
+        "prompts", "batch", "tokens/s", "guessing", "ratio", "min", "max", "accepted", "identical", title=title
+    )
+    for chosen in sets(model, options.data, options.prompts):
+        if options.sets and chosen.name not in options.sets:
+            continue
+        for batch in options.batches:
+            sides, before = [], guessing.stats()
+            cases = [[prompt] for prompt in chosen.prompts] if batch == 1 else [(chosen.prompts * batch)[:batch]]
+            for prompts in cases * max(1, options.rounds // len(cases)):
+                requests = [
+                    GenerationRequest(
+                        ids=ids,
+                        sampling=SamplingParams(temperature=chosen.temperature, seed=number, max_tokens=options.tokens),
+                    )
+                    for number, ids in enumerate(prompts)
+                ]
+                sides.append(race(plain, guessing, requests))
+            after = guessing.stats()
+            drafted = after.drafted_tokens - before.drafted_tokens
+            accepted = after.accepted_tokens - before.accepted_tokens
+            ratios = [fast.speed / slow.speed for slow, fast in sides]
+            slow, fast = (statistics.median(side.speed for side in each) for each in zip(*sides, strict=True))
+            outputs = [(a.tokens, b.tokens) for pair in sides for a, b in zip(*(s.sinks for s in pair), strict=True)]
+            table.add_row(
+                chosen.name, str(batch), f"{slow:.1f}", f"{fast:.1f}", f"{statistics.median(ratios):.2f}",
+                f"{min(ratios):.2f}", f"{max(ratios):.2f}", f"{accepted} of {drafted}",
+                f"{sum(a == b for a, b in outputs)} of {len(outputs)}",
+            )  # fmt: skip
+    Console(width=120).print(table)
+
+
+if __name__ == "__main__":
+    main()

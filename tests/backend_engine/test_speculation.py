@@ -1,0 +1,245 @@
+"""Which tokens are guessed, and that guessing changes no token: greedy or sampled, whatever happens in between."""
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from promptsluice.backend_engine.batch import RequestRows, build_batch
+from promptsluice.backend_engine.drafter import Drafter
+from promptsluice.backend_engine.loader import LoadedModel, load_model
+from promptsluice.backend_engine.options import EngineOptions
+from promptsluice.backend_engine.pool import KVPool
+from promptsluice.backend_engine.step_cost import StepCost, measured, measured_steps
+from promptsluice.backend_engine.types import GenerationRequest, KVBlock, Reuse, ReusedSpan, SamplingParams
+from promptsluice.prompt.errors import ConfigError
+
+from .driving import DEVICE, Collected, Reference, alone, assert_idle, finish, greedy, random_ids, tiny_engine, together
+from .eager import EagerSteps
+
+# One row as much as the other: guesses never pay.
+DEAR_ROWS = StepCost(rows=(1,), seconds=(1.0,))
+
+
+@pytest.fixture(scope="module")
+def model(few_words_dir: Path) -> LoadedModel:
+    return load_model(few_words_dir, dtype="float32", device=DEVICE)
+
+
+def array(ids: list[int]) -> np.ndarray:
+    return np.array(ids, dtype=np.int64)
+
+
+def test_guesses_follow_the_earlier_place_and_go_round() -> None:
+    drafter = Drafter(array([1, 2, 3, 4, 5, 1, 2, 3]))
+    assert drafter.draft(array([1, 2, 3, 4, 5, 1, 2, 3]), 7).tolist() == [4, 5, 1, 2, 3, 4, 5]
+    assert len(Drafter(array([1, 2, 3, 4])).chances(5)) == 0
+
+
+def test_what_came_true_is_expected_again_and_what_did_not_is_not() -> None:
+    prompt = [*range(10, 60), 10, 11, 12]
+    before = Drafter(array(prompt)).chances(8)
+    assert (np.diff(before) <= 0).all() and 0 < before[-1] < before[0] < 1
+    right = Drafter(array(prompt))
+    right.observe(array([*prompt, *range(13, 60)]))
+    assert right.chances(8)[-1] > before[0]
+    wrong, ids = Drafter(array(prompt)), prompt
+    for other in range(100, 110):
+        ids = [*ids, other, 10, 11, 12]
+        wrong.observe(array(ids))
+    assert wrong.chances(1)[0] < 0.5 * before[0]
+
+
+def test_what_a_drafter_knows_follows_from_the_tokens_alone() -> None:
+    ids = array([3, 4, 5, 6, 3, 4, 5, 6, 3, 4, 5, 9, 3, 4, 5, 6, 3])
+    steps, once = Drafter(ids[:5]), Drafter(ids[:5])
+    for length in range(6, len(ids) + 1):
+        steps.observe(ids[:length])
+    once.observe(ids)
+    assert (steps.chances(6) == once.chances(6)).all() and len(once.chances(6)) == 6
+
+
+def test_a_cost_is_linear_between_its_points_and_proportional_beyond() -> None:
+    cost = StepCost(rows=(1, 2, 8), seconds=(1.0, 2.0, 5.0))
+    assert cost.at(array([1, 2, 5, 8, 16])).tolist() == [1.0, 2.0, 3.5, 5.0, 10.0]
+
+
+def test_a_measured_cost_never_falls(model: LoadedModel) -> None:
+    cost = measured(model.decoder, rows=(1, 2, 8))
+    assert cost.rows == (1, 2, 8) and 0 < cost.seconds[0] <= cost.seconds[1] <= cost.seconds[2]
+
+
+def test_whole_steps_are_measured_where_nobody_looks(model: LoadedModel) -> None:
+    pool = KVPool(model.spec, pages=5, page_size=4, device=DEVICE)
+    pages = torch.tensor([[0, 1], [2, 3], [4, 4]], dtype=torch.int32, device=DEVICE)
+    steps = EagerSteps(model.decoder, pool, pages, max_tokens=8, drafting=True)
+    cost = measured_steps(steps, spare=2)
+    assert cost.rows == (1, 4, 8, 16, 32, 64)
+    assert not pool.data[:, :, :16].any() and pool.data[:, :, 16:].any()
+
+
+@pytest.mark.parametrize("widths", [(1,), (3, 1, 8), (8, 8), (2, 5, 1, 1, 4)])
+def test_even_batches_equal_ragged_ones(model: LoadedModel, widths: tuple[int, ...]) -> None:
+    """Rows that only fill up change neither what the others see nor what they write."""
+    pages = torch.arange(40, dtype=torch.int32).view(8, 5)
+    parts, numbers = [], []
+    for owner, width in enumerate(widths):
+        ids, places = random_ids(20, owner), range(20 - width, 20)
+        parts.append((ids, pages[owner].tolist(), range(20 - width), places))
+        numbers += [(ids[place], place, owner) for place in places]
+    pools = [KVPool(model.spec, pages=41, page_size=4, device=DEVICE) for _ in range(2)]
+    for pool in pools:
+        before = [RequestRows(ids=ids[: len(known)], indices=known, pages=own) for ids, own, known, _ in parts]
+        model.decoder.forward(build_batch(before, page_size=4, device=DEVICE), pool)
+    ragged = build_batch(
+        [
+            RequestRows(ids=ids[places.start :], indices=places, pages=own, logits=range(len(places)))
+            for ids, own, _, places in parts
+        ],
+        page_size=4,
+        device=DEVICE,
+    )
+    expected = model.decoder.logits(model.decoder.forward(ragged, pools[0]).hidden)
+    mirror = torch.cat((pages, torch.full((1, 5), 40, dtype=torch.int32))).to(DEVICE)
+    steps = EagerSteps(model.decoder, pools[1], mirror, max_tokens=20, drafting=True)
+    ids, places, owners = torch.tensor(numbers).unbind(1)
+    logits = steps.drafted(ids, places, owners, widths)
+    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(pools[1].data[:, :, :160], pools[0].data[:, :, :160], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("single_rows", [None, EagerSteps])
+def test_greedy_batches_equal_transformers(
+    model: LoadedModel, few_words_dir: Path, single_rows: type[EagerSteps] | None
+) -> None:
+    """Of different lengths, with blocks of the prefill, over page borders."""
+    reference, lengths = Reference(few_words_dir), (1, 2, 15, 16, 17, 100)
+    engine = tiny_engine(model, step_tokens=40, guessed_tokens=7, single_rows=single_rows)
+    requests = [greedy(random_ids(length, length), 50 + length % 13) for length in lengths]
+    outputs = together(engine, *requests)
+    expected = [reference.greedy(request.ids, 50 + len(request.ids) % 13) for request in requests]
+    assert [output.tokens for output in outputs] == expected
+    stats = engine.stats()
+    assert stats.drafted_tokens > stats.accepted_tokens > 30
+    assert stats.steps < stats.generated_tokens
+    assert_idle(engine)
+    again = together(engine, *requests)
+    assert [output.tokens for output in again] == expected
+    assert all(output.result.cached_tokens > 0 for output in again[1:])
+    assert_idle(engine)
+
+
+def test_guesses_cost_no_step_of_its_run_ahead(model: LoadedModel) -> None:
+    """Whoever has nothing to guess goes on ahead of the host."""
+    made: list[EagerSteps] = []
+
+    def steps(*args: object, **fields: object) -> EagerSteps:
+        made.append(EagerSteps(*args, **fields))  # pyright: ignore[reportArgumentType]
+        return made[0]
+
+    engine = tiny_engine(model, guessed_tokens=7, single_rows=steps)
+    output = alone(engine, greedy(random_ids(40, 40), 60))
+    stats = engine.stats()
+    assert stats.accepted_tokens > 0 and made[0].launches > 0
+    assert output.tokens == alone(tiny_engine(model), greedy(random_ids(40, 40), 60)).tokens
+
+
+def test_sampled_tokens_are_those_of_the_seed(model: LoadedModel) -> None:
+    """Cold enough to repeat itself, warm enough to stray from it."""
+    engine = tiny_engine(model, guessed_tokens=7)
+    params = [
+        SamplingParams(temperature=0.5, seed=1, max_tokens=60, ignore_eos=True),
+        SamplingParams(temperature=0.4, top_p=0.9, seed=2, max_tokens=60, ignore_eos=True),
+        SamplingParams(temperature=0.6, top_k=5, seed=3, max_tokens=60, ignore_eos=True),
+        SamplingParams(temperature=0.3, min_p=0.1, seed=4, max_tokens=60, ignore_eos=True),
+    ]
+    requests = [GenerationRequest(ids=random_ids(20, each.seed or 0), sampling=each) for each in params]
+    outputs = together(engine, *requests)
+    assert engine.stats().drafted_tokens > engine.stats().accepted_tokens > 0
+    assert [output.tokens for output in outputs] == [alone(tiny_engine(model), each).tokens for each in requests]
+
+
+def test_an_end_of_text_among_the_guesses_ends_the_request(model: LoadedModel, few_words_dir: Path) -> None:
+    """Each token of a repetition in turn is the end of text: nothing is said or kept beyond it."""
+    ids, lengths = random_ids(40, 40), set()
+    whole = Reference(few_words_dir).greedy(ids, 60)
+    for end in sorted(set(whole[20:])):
+        stops = replace(model, spec=replace(model.spec, eos_ids=(end,)))
+        engine = tiny_engine(stops, guessed_tokens=7)
+        params = SamplingParams(temperature=0.0, max_tokens=60)
+        output = alone(engine, replace(greedy(ids), sampling=params))
+        assert output.tokens == whole[: whole.index(end) + 1]
+        assert output.result.finish_reason == "stop"
+        assert output.result.completion_tokens == len(output.tokens)
+        lengths.add(len(output.tokens))
+        assert_idle(engine)
+        assert alone(engine, greedy(ids, 60)).tokens == whole
+    assert lengths
+
+
+def test_max_tokens_is_never_passed(model: LoadedModel, few_words_dir: Path) -> None:
+    whole = Reference(few_words_dir).greedy(random_ids(40, 40), 60)
+    for most in range(40, 60, 3):
+        engine = tiny_engine(model, guessed_tokens=7)
+        output = alone(engine, greedy(random_ids(40, 40), most))
+        assert output.tokens == whole[:most] and output.result.finish_reason == "length"
+        assert_idle(engine)
+
+
+def test_guesses_take_no_page_from_anybody(model: LoadedModel, few_words_dir: Path) -> None:
+    """Arrivals, aborts and preemptions on a pool that is too small; known prefixes are not evicted for a guess."""
+    reference, dice = Reference(few_words_dir), random.Random(3)
+    engine = tiny_engine(model, pages=70, guessed_tokens=7)
+    live = []
+    for seed in range(16):
+        ids, sink = random_ids(dice.randint(1, 40), seed), Collected()
+        live.append((engine.add(greedy(ids, 40), sink), ids, sink))
+        for _ in range(dice.randint(0, 6)):
+            engine.step()
+            for sequence in engine.sequences:
+                assert len(sequence.pages) <= -(-sequence.length // 4)
+        if dice.random() < 0.2:
+            engine.abort(dice.choice(live)[0])
+    finish(engine)
+    assert engine.stats().preemptions > 0 and engine.stats().accepted_tokens > 0
+    for _, ids, sink in live:
+        expected = reference.greedy(ids, 40)
+        assert sink.tokens == expected[: len(sink.tokens)]
+        assert sink.result.finish_reason == "abort" or sink.tokens == expected
+    assert_idle(engine)
+
+
+def test_a_pool_that_the_prefix_tree_fills_leaves_nothing_to_guess_with(model: LoadedModel) -> None:
+    engine = tiny_engine(model, pages=60, page_size=1, guessed_tokens=7)
+    ids = random_ids(20, 40)
+    expected = alone(tiny_engine(model), greedy(ids, 30)).tokens
+    alone(engine, greedy(random_ids(58, 1), 2))
+    cached = engine.stats().pages_cached
+    assert cached >= 59
+    output = alone(engine, greedy(ids, 30))
+    assert output.tokens == expected
+    assert_idle(engine)
+
+
+def test_blended_requests_guess_too(model: LoadedModel) -> None:
+    ids = random_ids(40, 40)
+    kv = KVBlock(*torch.randn(2, 4, 10, 2, 16, generator=torch.Generator().manual_seed(5)))
+    request = replace(greedy(ids, 60), reuse=Reuse(spans=(ReusedSpan(5, kv),)))
+    engine = tiny_engine(model, guessed_tokens=7)
+    assert alone(engine, request).tokens == alone(tiny_engine(model), request).tokens
+    assert engine.stats().accepted_tokens > 0
+    assert_idle(engine)
+
+
+def test_nothing_is_guessed_where_rows_are_dear_or_the_option_says_so(model: LoadedModel) -> None:
+    from promptsluice.backend_engine.engine import Engine
+
+    for most, cost in ((7, DEAR_ROWS), (0, None)):
+        options = EngineOptions(pages=200, page_size=4, guessed_tokens=most)
+        engine = Engine(model, options=options, step_cost=cost)
+        alone(engine, greedy(random_ids(40, 40), 60))
+        assert engine.stats().drafted_tokens == 0
+    with pytest.raises(ConfigError, match="guessed_tokens"):
+        EngineOptions(guessed_tokens=-1)
