@@ -12,7 +12,7 @@ from torch import Tensor
 from .attention import attention_backend, default_backend
 from .attention.base import AttentionBackend, AttentionPlan
 from .batch import Narrowing, StepBatch
-from .fused import HeadTurn, fused_ops
+from .fused import FusedOps, HeadTurn, fused_ops
 from .pool import KVPool
 from .rope import LayerRopes
 from .spec import ModelSpec
@@ -30,14 +30,21 @@ class StepOutput:
 class Decoder:
     """A pre-norm transformer decoder over a paged KV pool. Holds weights and no request state; safe for one thread."""
 
-    def __init__(self, spec: ModelSpec, weights: Weights, *, attention: AttentionBackend | None = None) -> None:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        weights: Weights,
+        *,
+        attention: AttentionBackend | None = None,
+        ops: FusedOps | None = None,
+    ) -> None:
         self.spec = spec
         self.weights = weights
         self.attention = attention or attention_backend(default_backend(self.device.type))
         self.ropes = LayerRopes(spec.ropes, self.device)
         # Rounded as the embedding is, whose family multiplies the two in its dtype.
         self._embedding_scale = float(torch.tensor(spec.embedding_scale, dtype=self.dtype))
-        self._ops = fused_ops(self.device)
+        self._ops = ops or fused_ops(self.device)
 
     @property
     def dtype(self) -> torch.dtype:

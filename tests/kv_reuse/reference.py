@@ -1,4 +1,6 @@
-"""Blended prefill in plain torch: float64, a dense mask, one sequence, straight from a checkpoint. Default rope only.
+"""Blended prefill in plain torch: float64, a dense mask, one sequence, straight from a checkpoint.
+
+Rope: the default one, and the linear one, by layer type.
 
 Independent of the engine on purpose: chunks are computed at their final positions, so nothing is ever re-rotated here.
 """
@@ -26,10 +28,11 @@ class Outcome:
 
 
 class Reference:
-    """A Llama, Qwen2 or Qwen3 checkpoint."""
+    """A Llama, Mistral, Qwen2, Qwen3 or Gemma 3 checkpoint."""
 
     def __init__(self, directory: Path) -> None:
         self.config = json.loads((directory / "config.json").read_text())
+        self.gemma = self.config["model_type"] == "gemma3_text"
         self.weights = {name: tensor.double() for name, tensor in load_file(directory / "model.safetensors").items()}
 
     @property
@@ -78,23 +81,29 @@ class Reference:
             k_all[:, place:stop], v_all[:, place:stop], held[place:stop] = block.k, block.v, True
         rows = torch.arange(total)
         hidden = weights["model.embed_tokens.weight"][torch.tensor(ids)]
+        hidden = hidden * config["hidden_size"] ** 0.5 if self.gemma else hidden
         looks: list[Tensor] = []
         for index in range(self.layers):
             if loaded and index == layer:
                 going_on = torch.tensor([not held[row] or int(row) in repaired for row in rows])
                 rows, hidden = rows[going_on], hidden[going_on]
             name = f"model.layers.{index}."
-            q, k, v = self._project(name, self._norm(hidden, name + "input_layernorm"), rows + start)
+            q, k, v = self._project(index, self._norm(hidden, name + "input_layernorm"), rows + start)
             k_all[index, rows], v_all[index, rows] = k, v
             visible = torch.ones(len(rows), total, dtype=torch.bool)
             if not blind:
-                visible = torch.arange(total) <= rows[:, None]
-            attended, look = _attend(q, k_all[index], v_all[index], visible)
+                behind = rows[:, None] - torch.arange(total)
+                visible = (behind >= 0) & (behind < self._window(index))
+            scale = config.get("query_pre_attn_scalar", config["head_dim"]) ** -0.5
+            attended, look = _attend(q * scale, k_all[index], v_all[index], visible)
             looks.append(look)
-            hidden = hidden + self._linear(name + "self_attn.o_proj", attended)
-            normed = self._norm(hidden, name + "post_attention_layernorm")
+            added = self._linear(name + "self_attn.o_proj", attended)
+            hidden = hidden + (self._norm(added, name + "post_attention_layernorm") if self.gemma else added)
+            normed = self._norm(hidden, f"{name}{'pre_feedforward' if self.gemma else 'post_attention'}_layernorm")
             gate, up = (self._linear(f"{name}mlp.{which}_proj", normed) for which in ("gate", "up"))
-            hidden = hidden + self._linear(name + "mlp.down_proj", F.silu(gate) * up)
+            gate = F.gelu(gate, approximate="tanh") if self.gemma else F.silu(gate)
+            added = self._linear(name + "mlp.down_proj", gate * up)
+            hidden = hidden + (self._norm(added, name + "post_feedforward_layernorm") if self.gemma else added)
         head = weights.get("lm_head.weight", weights["model.embed_tokens.weight"])
         return Outcome(self._norm(hidden[-1], "model.norm") @ head.T, k_all, v_all, tuple(looks))
 
@@ -103,28 +112,37 @@ class Reference:
 
     def _norm(self, x: Tensor, name: str) -> Tensor:
         scale = x.square().mean(-1, keepdim=True).add(self.config["rms_norm_eps"]).rsqrt()
-        return x * scale * self.weights[name + ".weight"]
+        return x * scale * (self.weights[name + ".weight"] + self.gemma)
 
-    def _project(self, name: str, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        dim = self.config["head_dim"]
+    def _kind(self, index: int) -> str:
+        given = self.config.get("layer_types")
+        return given[index] if given else "sliding_attention" if self.config.get("sliding_window") else "full_attention"
+
+    def _window(self, index: int) -> float:
+        return self.config["sliding_window"] if self._kind(index) == "sliding_attention" else float("inf")
+
+    def _project(self, index: int, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        dim, name = self.config["head_dim"], f"model.layers.{index}."
         q, k, v = (self._linear(f"{name}self_attn.{which}_proj", x).unflatten(-1, (-1, dim)) for which in "qkv")
         if name + "self_attn.q_norm.weight" in self.weights:
             q, k = self._norm(q, name + "self_attn.q_norm"), self._norm(k, name + "self_attn.k_norm")
-        return self._rotate(q, positions), self._rotate(k, positions), v
+        return self._rotate(q, positions, index), self._rotate(k, positions, index), v
 
-    def _rotate(self, x: Tensor, positions: Tensor) -> Tensor:
-        theta, half = self.config["rope_parameters"]["rope_theta"], x.shape[-1] // 2
-        angles = positions.double()[:, None, None] * theta ** -(torch.arange(half).double() / half)
+    def _rotate(self, x: Tensor, positions: Tensor, index: int) -> Tensor:
+        rope, half = self.config["rope_parameters"], x.shape[-1] // 2
+        rope = rope.get(self._kind(index), rope)
+        frequencies = rope["rope_theta"] ** -(torch.arange(half).double() / half) / rope.get("factor", 1.0)
+        angles = positions.double()[:, None, None] * frequencies
         turned = torch.complex(x[..., :half], x[..., half:]) * torch.polar(torch.ones_like(angles), angles)
         return torch.cat([turned.real, turned.imag], dim=-1)
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, visible: Tensor) -> tuple[Tensor, Tensor]:
-    """[rows, heads * dim] of `q` [rows, heads, dim] over `k`, `v` [keys, kv_heads, dim], and the weights.
+    """[rows, heads * dim] of scaled `q` [rows, heads, dim] over `k`, `v` [keys, kv_heads, dim], and the weights.
 
     `visible` is [rows, keys], the weights [heads, rows, keys].
     """
     group = q.shape[1] // k.shape[1]
-    scores = torch.einsum("rhd,khd->hrk", q, k.repeat_interleave(group, dim=1)) * q.shape[-1] ** -0.5
+    scores = torch.einsum("rhd,khd->hrk", q, k.repeat_interleave(group, dim=1))
     weights = scores.masked_fill(~visible, float("-inf")).softmax(-1)
     return torch.einsum("hrk,khd->rhd", weights, v.repeat_interleave(group, dim=1)).flatten(1), weights

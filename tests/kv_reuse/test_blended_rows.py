@@ -17,7 +17,7 @@ from torch import Tensor
 from .reference import Outcome, Reference
 from .rows import RandomRows
 
-FAMILIES = ("tiny_llama_dir", "tiny_qwen2_dir", "tiny_qwen3_dir")
+FAMILIES = ("tiny_llama_dir", "tiny_mistral_dir", "tiny_qwen2_dir", "tiny_qwen3_dir", "tiny_gemma3_dir")
 TOLERANCE = 1e-4
 
 
