@@ -25,20 +25,20 @@ def _tiny(architecture: str, path: Path, **extra: object) -> Path:
     import transformers
 
     family = getattr(transformers, f"{architecture}ForCausalLM")
-    config = family.config_class(
-        vocab_size=512,
-        hidden_size=96,
-        intermediate_size=128,
-        num_hidden_layers=4,
-        num_attention_heads=6,
-        num_key_value_heads=2,
-        head_dim=16,
-        max_position_embeddings=1024,
-        bos_token_id=1,
-        eos_token_id=2,
-        initializer_range=0.2,
-        **extra,
-    )
+    settings: dict[str, object] = {
+        "vocab_size": 512,
+        "hidden_size": 96,
+        "intermediate_size": 128,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "max_position_embeddings": 1024,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "initializer_range": 0.2,
+    }
+    config = family.config_class(**settings | extra)
     torch.manual_seed(0)
     model = family(config).float()
     for value in model.parameters():
