@@ -47,12 +47,14 @@ def check(
     dim: int = DIM,
     window: int | None = None,
     unread: int = 0,
+    dtype: torch.dtype = torch.float32,
+    tolerance: float = 2e-6,
 ) -> None:
-    """`unread` is how many of the first request's pages nobody may touch."""
+    """`unread` is how many of the first request's pages nobody may touch. The reference has the inputs of `dtype`."""
     generator = torch.Generator().manual_seed(seed)
     batch, scale = build_batch(parts, page_size=PAGE), 0.85 * dim**-0.5
-    q = torch.randn(batch.rows, kv_heads * group, dim, generator=generator)
-    k, v = (torch.randn(pages * PAGE, kv_heads, dim, generator=generator) for _ in range(2))
+    q = torch.randn(batch.rows, kv_heads * group, dim, generator=generator).to(dtype)
+    k, v = (torch.randn(pages * PAGE, kv_heads, dim, generator=generator).to(dtype) for _ in range(2))
     # Slots of pages that no request has hold NaN: touching them at all would show.
     used = {page for part in parts for page in part.pages} - set(parts[0].pages[:unread])
     for page in set(range(pages)) - used:
@@ -62,8 +64,8 @@ def check(
     made = attention_backend(backend) if isinstance(backend, str) else backend
     batch, q, k, v = (build_batch(parts, page_size=PAGE, device=DEVICE), *(x.to(DEVICE) for x in (q, k, v)))
     out = made.plan(batch, page_size=PAGE, scale=scale, window=window)(q, k, v)
-    assert out.is_contiguous()
-    torch.testing.assert_close(out.double().cpu(), expected, rtol=0, atol=2e-6)
+    assert out.is_contiguous() and out.dtype == dtype
+    torch.testing.assert_close(out.double().cpu(), expected, rtol=0, atol=tolerance)
 
 
 @st.composite
@@ -123,6 +125,17 @@ def test_triton_with_heads_of_all_sizes(dim: int, window: int | None) -> None:
     ]
     check(parts, pages=120, backend=triton_attention(256), kv_heads=1, dim=dim, window=window)
     check(parts[:1], pages=120, backend=triton_attention(32), kv_heads=1, dim=dim, window=window)
+
+
+@pytest.mark.parametrize("backend", ["sdpa", "triton"])
+@pytest.mark.parametrize("window", [None, 30])
+def test_float16(window: int | None, backend: str) -> None:
+    """Scores and sums are float32: the error is that of rounding weights and result to float16."""
+    parts = [
+        RequestRows(ids=[0], indices=[99], pages=list(range(25))),
+        RequestRows(ids=range(9), indices=range(31, 40), pages=list(range(40, 24, -1))),
+    ]
+    check(parts, pages=41, backend=backend, window=window, dim=64, dtype=torch.float16, tolerance=3e-3)
 
 
 @pytest.mark.parametrize("backend", ["sdpa", "triton"])
