@@ -111,10 +111,10 @@ def test_narrow_dtypes_are_near(family: str, dtype: torch.dtype, request: pytest
 
 
 def test_norms_of_gemma_keep_what_bfloat16_would_round_away(tiny_gemma3_dir: Path) -> None:
-    layer = narrow(tiny_gemma3_dir, torch.bfloat16).weights.layers[0]
+    decoder = narrow(tiny_gemma3_dir, torch.bfloat16)
     stored = load_file(tiny_gemma3_dir / "model.safetensors")["model.layers.0.input_layernorm.weight"]
-    assert layer.qkv.dtype == torch.bfloat16
-    torch.testing.assert_close(layer.input_norm, 1.0 + stored, rtol=0, atol=0)
+    assert decoder.dtype == torch.bfloat16
+    torch.testing.assert_close(decoder.weights.layers[0].input_norm, 1.0 + stored, rtol=0, atol=0)
 
 
 def test_float16_is_refused_where_it_overflows(tiny_gemma3_dir: Path) -> None:
