@@ -62,11 +62,13 @@ def load_model(
     )
 
 
-def fingerprint_of(path_or_name: str | Path, *, dtype: str = "auto", device: str = "cpu") -> str:
+def fingerprint_of(
+    path_or_name: str | Path, *, dtype: str = "auto", device: str = "cpu", quantize: Quantization = "none"
+) -> str:
     """The fingerprint of what `load_model` would load, without loading it. Raises as that does."""
     path = _located(path_or_name)
     with _as_directory(path) as directory:
-        return _fingerprint(path, _spec(directory), resolve_dtype(dtype, device))
+        return _fingerprint(path, _spec(directory), resolve_dtype(dtype, device), quantize)
 
 
 def resolve_dtype(name: str, device: str) -> torch.dtype:

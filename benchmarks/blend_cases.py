@@ -37,6 +37,16 @@ class Case:
     gold: str
     anchors: dict[str, tuple[int, ...]]
 
+    @property
+    def places(self) -> list[int]:
+        """Where the passages' tokens stand in the prompt."""
+        return [place for start, length in self.spans for place in range(start, start + length)]
+
+    @property
+    def offsets(self) -> list[int]:
+        """Where they stand in their passages."""
+        return [offset for _, length in self.spans for offset in range(length)]
+
 
 def questions(folder: Path, name: str, *, count: int, passages: int, seed: int) -> list[Question]:
     """The first `count` of a seeded order. The gold passages are always among the `passages` of a question."""
@@ -49,6 +59,7 @@ def questions(folder: Path, name: str, *, count: int, passages: int, seed: int) 
 def case_of(question: Question, tokenizer: "ChatTokenizer", *, cut: int) -> Case:
     """The chat as the gateway renders retrieved documents; each passage has at most `cut` tokens."""
     from promptsluice.backend_engine import ChunkMark
+    from promptsluice.kv_reuse.anchors import FILLER
     from promptsluice.rag.render import render_block
 
     texts = [_cut(passage, tokenizer, cut) for passage in question.passages]
@@ -73,7 +84,9 @@ def case_of(question: Question, tokenizer: "ChatTokenizer", *, cut: int) -> Case
             "BOS": ids[:1],
             "template": _before_content([], tokenizer),
             "prefix": header,
-            "prefix + block": tuple(a for a, b in zip(block, ids, strict=False) if a == b),
+            "prefix + block": block,
+            "filler": _before_content([], tokenizer, content=FILLER),
+            "prefix + filler": _before_content([system], tokenizer, content=FILLER),
         },
     )
 

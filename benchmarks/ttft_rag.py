@@ -23,7 +23,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from promptsluice.backend_engine import ChatTokenizer, ModelSpec, Result
+    from promptsluice.backend_engine import ChatTokenizer, Result
     from promptsluice.backend_engine.service import EngineService
     from promptsluice.kv_reuse import Reuser
 
@@ -54,7 +54,7 @@ COLUMNS = ("TTFT ms", "min to max", "speed-up", "load ms", "cached", "reused", "
 
 @dataclass
 class Samples:
-    """What the rounds measured for one mode: milliseconds, tokens, and the share of rows times layers computed."""
+    """What the rounds measured for one mode: milliseconds, tokens, and the share of rows computed."""
 
     ttft: list[float] = field(default_factory=list)
     load: list[float] = field(default_factory=list)
@@ -72,7 +72,6 @@ class Bench:
     service: "EngineService"
     reuser: "Reuser"
     tokenizer: "ChatTokenizer"
-    spec: "ModelSpec"
     chunks: list[list[int]]
 
     def prompt(self, order: list[int]) -> tuple[list[int], list[tuple[int, int]]]:
@@ -109,9 +108,9 @@ class Bench:
         samples.work.append(self.work(mode, result, computed))
 
     def work(self, mode: Mode, result: "Result", computed: int) -> float:
-        """Rows times layers computed, as a share of a full prefill's: a blend runs all rows through layer 0."""
-        first = result.prompt_tokens - result.cached_tokens if mode.ratio else computed
-        return (first + computed * (self.spec.layers - 1)) / (result.prompt_tokens * self.spec.layers)
+        """Rows computed, as a share of a full prefill's: a blend runs what is not reused twice, first as a probe."""
+        probed = computed - result.recomputed_tokens if mode.ratio else 0
+        return (computed + probed) / result.prompt_tokens
 
 
 def read_chunks(folder: Path, tokenizer: "ChatTokenizer", *, count: int, tokens: int) -> list[list[int]]:
@@ -203,7 +202,7 @@ def run(options: argparse.Namespace, console: Console) -> None:
     service.start()
     try:
         reuser = Reuser(service, RamStore(4 << 30), spec=model.spec, fingerprint=model.fingerprint)
-        bench = Bench(service, reuser, model.tokenizer, model.spec, chunks)
+        bench = Bench(service, reuser, model.tokenizer, chunks)
         samples = rounds(bench, orders(len(chunks), options.rounds + 1))
     finally:
         service.stop()
@@ -211,7 +210,7 @@ def run(options: argparse.Namespace, console: Console) -> None:
     console.print(table_of(samples, title=title))
     console.print(
         "load: lookup and re-positioning, part of TTFT. computed: prompt rows that went through all layers.\n"
-        "floor: full prefill's time times the share of rows x layers that the mode computes."
+        "floor: full prefill's time times the share of rows that the mode computes, a probe's counted again."
     )
 
 

@@ -3,11 +3,11 @@
 Imports torch, so that only a worker thread of a gateway with an embedded backend ever imports this file.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise, takewhile
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import torch
 from tokenizers import Tokenizer
@@ -22,7 +22,7 @@ from ...backend_engine.service import EngineService
 from ...backend_engine.tokenizer import ChatTokenizer, Encoded
 from ...backend_engine.types import GenerationRequest, Reuse, SamplingParams
 from ...compressors.context import TokenScore
-from ...kv_reuse.anchors import Anchor
+from ...kv_reuse.anchors import FILLER, Anchor
 from ...kv_reuse.blend import ReusePlan, Reuser
 from ...kv_reuse.selectors import Repair, make_repair
 from ...kv_reuse.store import ChunkStore
@@ -33,17 +33,16 @@ _WINDOW = 1024  # tokens that are scored in one piece
 _OVERLAP = 64  # of these, tokens that only give context
 _HOST_BYTES = 4 << 30  # for evicted prefixes of a GPU's pool
 _PASSING_BYTES = 256 << 20  # on a CPU, for what goes to disk and comes from there
+_ROOM_FOR_FILLER = 2048  # tokens
 _NORMALIZED = 4  # characters that a normalizer (NFC, NFKC) makes one of, at most
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tokens:
-    """A prompt's ids, and per marked chunk the segment that it is. `anchor` is what precedes the first user's content
-    in every prompt with this system prompt and these tools."""
+    """A prompt's ids, and per marked chunk the segment that it is."""
 
     encoded: Encoded
     segments: tuple[Segment, ...] = ()
-    anchor: Anchor = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +89,7 @@ class EngineRoom:
         service.start()
         plain = Tokenizer.from_str(model.tokenizer.backend.to_str())
         plain.encode_special_tokens = True
-        sink = anchor_of(model.tokenizer, [], None)
+        sink = anchor_of(model.tokenizer, room=model.spec.max_context)
         return cls(
             model=model,
             tokenizer=model.tokenizer,
@@ -116,11 +115,7 @@ class EngineRoom:
             raise BadRequest("each tool must be an object", param="tools")
         marked = marks(prompt, chunks)
         encoded = self.tokenizer.encode_chat(prompt.messages, tools=tools or None, chunks=[mark for _, mark in marked])
-        if not encoded.spans:
-            return Tokens(encoded=encoded)
-        system = list(takewhile(lambda message: message.get("role") in ("system", "developer"), prompt.messages))
-        anchor = common(anchor_of(self.tokenizer, system, tools or None), encoded.ids)
-        return Tokens(encoded=encoded, segments=tuple(segment for segment, _ in marked), anchor=anchor)
+        return Tokens(encoded=encoded, segments=tuple(segment for segment, _ in marked))
 
     def compile(self, grammar: Grammar) -> CompiledGrammar:
         """For this model's tokenizer; the first one takes a second, hostile ones take some. BadRequest says why not."""
@@ -142,7 +137,6 @@ class EngineRoom:
                     ratio=policy.ratio,
                     repair=repair,
                     salt=one,
-                    anchors=[tokens.anchor],
                 ),
             )
             for one, places in spans.items()
@@ -150,8 +144,7 @@ class EngineRoom:
         return Reused(reuse=joined([plan.reuse for _, plan in plans if plan.reuse is not None]), plans=plans)
 
     def warm(self, texts: Sequence[str], *, salt: str) -> None:
-        """Compute and store the KV of chunks ahead of their use, behind the beginning of a prompt without a system
-        prompt of its own."""
+        """Compute and store the KV of chunks ahead of their use, behind what `anchor_of` says."""
         self.reuser.warm([self.tokenizer.encode_plain(text) for text in texts], salt=salt)
 
     def forget(self, texts: Sequence[str], *, salts: Sequence[str]) -> None:
@@ -192,24 +185,15 @@ def device_of(spec: EmbeddedBackend) -> str:
     return spec.device if spec.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def anchor_of(
-    tokenizer: ChatTokenizer, system: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None
-) -> Anchor:
-    """What precedes the content of a user's message right after `system`; nothing where the template takes no such
-    chat."""
+def anchor_of(tokenizer: ChatTokenizer, *, room: int) -> Anchor:
+    """What a chunk is computed after: the beginning of a chat with some prose in it, as far as there is `room`, the
+    tokens of a prompt, for that; nothing where there is no chat template."""
     if not tokenizer.has_template:
         return ()
-    content = ChunkMark(message=len(system), part=None, start=0, end=1)
-    try:
-        encoded = tokenizer.encode_chat([*system, {"role": "user", "content": "."}], tools=tools, chunks=[content])
-    except BadRequest:
-        return ()
+    text = FILLER if room >= _ROOM_FOR_FILLER else ""
+    chunk = ChunkMark(message=0, part=None, start=len(text), end=len(text) + 1)
+    encoded = tokenizer.encode_chat([{"role": "user", "content": f"{text}."}], chunks=[chunk])
     return encoded.ids[: encoded.spans[0][0]] if encoded.spans else ()
-
-
-def common(one: Sequence[int], other: Sequence[int]) -> Anchor:
-    """What both begin with."""
-    return tuple(a for a, _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
 def joined(parts: Sequence[Reuse]) -> Reuse | None:

@@ -96,7 +96,8 @@ def forgotten(policies: "PolicySet", collection: str, texts: "Sequence[str]") ->
         except ModelUnavailable as error:
             typer.echo(f"warning: the chunks' KV stays until it is evicted: {error}", err=True)
             continue
-        fingerprint, tokenizer = fingerprint_of(path, dtype=spec.dtype, device=device_of(spec)), ChatTokenizer(path)
+        fingerprint = fingerprint_of(path, dtype=spec.dtype, device=device_of(spec), quantize=spec.quantize)
+        tokenizer = ChatTokenizer(path)
         chunks = [tokenizer.encode_plain(text) for text in texts]
         for salt in Salts.of(policies).everywhere(collection):
             space = KeySpace(fingerprint, salt)

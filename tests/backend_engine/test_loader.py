@@ -10,7 +10,7 @@ import pytest
 import torch
 from promptsluice.backend_engine import KVPool, load_model
 from promptsluice.backend_engine.batch import RequestRows, build_batch
-from promptsluice.backend_engine.loader import cpu_has_bfloat16, resolve_dtype
+from promptsluice.backend_engine.loader import cpu_has_bfloat16, fingerprint_of, resolve_dtype
 from promptsluice.backend_engine.spec import spec_from_config
 from promptsluice.prompt.errors import ConfigError, ModelUnavailable
 from safetensors.torch import load_file, save_file
@@ -264,3 +264,9 @@ def test_bfloat16_where_the_cpu_has_it(tiny_llama_dir: Path) -> None:
         expected = theirs(torch.tensor([ids])).logits[0]
     error = (got - expected).norm() / expected.norm()
     assert error < 0.05, error
+
+
+@pytest.mark.parametrize("quantize", ["none", "int8"])
+def test_the_fingerprint_is_known_without_loading(tiny_llama_dir: Path, quantize: Any) -> None:
+    loaded = load_model(tiny_llama_dir, dtype="float32", quantize=quantize)
+    assert fingerprint_of(tiny_llama_dir, dtype="float32", quantize=quantize) == loaded.fingerprint

@@ -4,10 +4,13 @@ import json
 from pathlib import Path
 
 import pytest
-from promptsluice.backend_engine.types import SamplingParams
+import torch
+from promptsluice.backend_engine import ChatTokenizer
+from promptsluice.backend_engine.types import KVBlock, Reuse, ReusedSpan, SamplingParams
 from promptsluice.gateway.backends.embedded import EmbeddedBackend, capped, count_template
-from promptsluice.gateway.backends.engine_room import marks
-from promptsluice.kv_reuse import EmptyStore
+from promptsluice.gateway.backends.engine_room import anchor_of, joined, marks
+from promptsluice.kv_reuse import EmptyStore, make_repair
+from promptsluice.kv_reuse.anchors import FILLER, MOST_TOKENS
 from promptsluice.policies.schema import EmbeddedBackend as Spec
 from promptsluice.prompt import ContextTooLong, ModelUnavailable, Prompt, Report
 
@@ -45,6 +48,26 @@ def test_marks_are_the_chunks_characters() -> None:
     assert found == ["chunk one", "chunk two"]
     assert [segment.source for segment, _ in marks(prompt, chunks)] == ["d#0", "d#1"]
     assert marks(prompt, frozenset()) == []
+
+
+def test_chunks_are_computed_after_the_templates_beginning_and_some_prose(smollm2_dir: Path) -> None:
+    tokenizer = ChatTokenizer(smollm2_dir)
+    chat = tokenizer.encode_chat([{"role": "user", "content": "Hello"}]).ids
+    small, whole = anchor_of(tokenizer, room=512), anchor_of(tokenizer, room=8192)
+    assert len(small) > 3 and chat[: len(small)] == small == whole[: len(small)]
+    assert FILLER in tokenizer.decode(whole) and 250 < len(whole) < MOST_TOKENS // 2
+
+
+def test_spans_of_several_salts_become_one_reuse_in_their_order() -> None:
+    block = KVBlock(torch.zeros(1, 2, 1, 1), torch.zeros(1, 2, 1, 1))
+    repair = make_repair("auto")
+    parts = [
+        Reuse(spans=tuple(ReusedSpan(start, block) for start in starts), chooser=repair.chooser, ratio=0.3)
+        for starts in ((4, 20), (10,))
+    ]
+    whole = joined(parts)
+    assert whole is not None and [span.start for span in whole.spans] == [4, 10, 20]
+    assert (whole.chooser, whole.ratio) == (repair.chooser, 0.3) and joined([]) is None
 
 
 async def test_a_model_that_cannot_be_had() -> None:
