@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 MIN_TOKENS = 64
 """What is shorter is computed: launching copies and waiting for threads takes as long."""
 
-_READERS = 4
+_READERS = 8  # they mostly wait, and checksums and copies leave the others running
 _WRITTEN_AT_ONCE = 32  # pages that the writer takes from host memory at a time
 _REFRESH_S = 10.0  # how often the folder is looked through for other processes' files, while it is asked for any
 _MEASURED_ROWS = 128  # a shorter prefill says nothing about the rate of long ones

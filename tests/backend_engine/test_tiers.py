@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from promptsluice.prompt.errors import ConfigError
 
 from .driving import DEVICE, Collected, Reference, alone, assert_idle, finish, greedy, random_ids, together
 from .eager import EagerSteps
+from .late import LateStream
 
 PAGE = 4
 WAIT_S = 60.0
@@ -36,44 +37,6 @@ def model(tiny_llama_dir: Path) -> LoadedModel:
 @pytest.fixture(scope="module")
 def reference(tiny_llama_dir: Path) -> Reference:
     return Reference(tiny_llama_dir)
-
-
-@dataclass
-class LateStream:
-    """A side stream that does everything as late as it may: copies are made when somebody waits for them."""
-
-    waiting: list[Callable[[], None]] = field(default_factory=list)
-    done: int = 0
-    lock: threading.RLock = field(default_factory=threading.RLock)
-
-    def follow(self) -> None:
-        return
-
-    def run(self, work: Callable[[], None]) -> None:
-        with self.lock:
-            self.waiting.append(work)
-
-    def mark(self) -> "LateMark":
-        with self.lock:
-            return LateMark(self, self.done + len(self.waiting))
-
-    def reach(self, place: int) -> None:
-        with self.lock:
-            while self.done < place:
-                self.waiting.pop(0)()
-                self.done += 1
-
-
-@dataclass
-class LateMark:
-    stream: LateStream
-    place: int
-
-    def hold(self) -> None:
-        self.stream.reach(self.place)
-
-    def wait(self) -> None:
-        self.stream.reach(self.place)
 
 
 def tiered(
