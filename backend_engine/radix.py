@@ -285,6 +285,7 @@ class RadixTree:
             assert len(node.ids) % self.page_size == 0 or (len(node.pages) == 1 and not node.children), node.ids
             assert node.parent is not None and node.parent.children[node.key] is node
             assert node.key == node.ids[: self.page_size].tobytes()
+            assert len(node.names) in (0, len(node.pages)), node.names
             assert node.queued or node.children, "a leaf that could never be evicted"
             refs = self._allocator.refs(node.pages) - 1
             below = sum(int(self._allocator.refs(child.pages[:1])[0]) - 1 for child in node.children.values())

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from promptsluice.backend_engine.pages import PageAllocator, Pages
 from promptsluice.backend_engine.radix import RadixTree
+from promptsluice.backend_engine.tiers.keys import PageKeys
 
 SIZE = 4
 
@@ -195,6 +196,33 @@ def test_an_empty_namespace_leaves_nothing_behind() -> None:
     host.tree.evict(host.pages)
     host.tree.check()
     assert host.tree.pages == 0
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(SEQUENCE, st.sampled_from(["", "t"]), st.integers(0, 3)), max_size=20))
+def test_evicted_pages_are_named_by_all_that_comes_before_them(steps: list[tuple[list[int], str, int]]) -> None:
+    """A name that is made along the tree's edges, wherever they were cut, is the one made of the tokens alone."""
+    naming = PageKeys(fingerprint="f", layout=(1, 1, 1), dtype="float32", page_size=SIZE)
+    allocator, meant, content = PageAllocator(400), dict[bytes, list[int]](), dict[int, list[int]]()
+    handed: list[bytes] = []
+
+    def evicted(names: list[bytes], pages: Pages) -> None:
+        handed.extend(names)
+        assert [meant[name] for name in names] == [content[int(page)] for page in pages]
+        assert len(set(names)) == len(names) and (allocator.refs(pages) == 0).all()
+
+    tree = RadixTree(allocator, page_size=SIZE, naming=naming, evicted=evicted)
+    for tokens, space, wanted in steps:
+        ids = _ids(*tokens)
+        pages = allocator.alloc(-(-len(ids) // SIZE))
+        for number, name in enumerate(naming.extend(naming.start(space), ids)):
+            meant[name] = [*map(ord, space), *tokens[: (number + 1) * SIZE]]
+            content[int(pages[number])] = meant[name]
+        allocator.unref(tree.insert(ids, pages, namespace=space, tail=True))
+        tree.evict(wanted)
+        tree.check()
+    tree.evict(allocator.pages)
+    assert set(handed) == set(meant) and allocator.free == allocator.pages
 
 
 @pytest.mark.parametrize("length", [1, SIZE - 1, SIZE, SIZE + 1])
