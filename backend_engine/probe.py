@@ -15,8 +15,8 @@ class Probe:
     """In layers from the share `depth` of all on, the attention weights of a step's `rows` on the keys at `slots` are
     added to `attention`, summed over rows and heads.
 
-    `rows` are row numbers of the step, int64 [R]; `slots` int64 [K], all visible to all of them; `attention` float32
-    [K] is changed in place.
+    `rows` are row numbers of the step, int64 [R]; `slots` int64 [K] hold the request's first keys, which all lie before
+    these rows; `attention` float32 [K] is changed in place. Under a sliding window a row looks at what is inside.
     """
 
     rows: Tensor
@@ -24,10 +24,17 @@ class Probe:
     depth: float
     attention: Tensor
 
-    def look(self, layer: int, q: Tensor, k_pool: Tensor, spec: ModelSpec) -> None:
-        """`q` [rows of the step, heads, head_dim] and `k_pool` [slots, kv_heads, head_dim] are rotated."""
+    def look(self, layer: int, q: Tensor, k_pool: Tensor, visible: Tensor, spec: ModelSpec) -> None:
+        """`q` [rows of the step, heads, head_dim] and `k_pool` [slots, kv_heads, head_dim] are rotated.
+
+        `visible` is the batch's, [rows of the step].
+        """
         if layer < self.depth * spec.layers:
             return
         grouped = q[self.rows].float().unflatten(1, (spec.kv_heads, -1))
         scores = torch.einsum("rhgd,khd->hgrk", grouped, k_pool[self.slots].float()) * spec.scale
-        self.attention.add_(scores.softmax(-1).sum(dim=(0, 1, 2)))
+        if (window := spec.windows[layer]) is not None:
+            places = torch.arange(self.slots.shape[0], device=q.device)
+            scores.masked_fill_(places < visible[self.rows][:, None] - window, float("-inf"))
+        weights = scores.softmax(-1).nan_to_num_(0.0)  # a row whose window holds none of the keys looks at none
+        self.attention.add_(weights.sum(dim=(0, 1, 2)))
