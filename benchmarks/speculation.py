@@ -19,7 +19,7 @@ import re
 import statistics
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -149,6 +149,32 @@ def race(plain: Engine, guessing: Engine, requests: list[GenerationRequest]) -> 
     return sides
 
 
+def compared(plain: Engine, guessing: Engine, chosen: Set, batch: int, rounds: int, tokens: int) -> list[str]:
+    """A row of the table: the set's prompts one by one, or in batches of as many as there are, again and again."""
+    sides, before = [], guessing.stats()
+    cases = [[prompt] for prompt in chosen.prompts] if batch == 1 else [(chosen.prompts * batch)[:batch]]
+    for prompts in cases * max(1, rounds // len(cases)):
+        params = [
+            SamplingParams(temperature=chosen.temperature, seed=number, max_tokens=tokens) for number in range(batch)
+        ]
+        requests = [GenerationRequest(ids=ids, sampling=each) for ids, each in zip(prompts, params, strict=True)]
+        sides.append(race(plain, guessing, requests))
+    after = guessing.stats()
+    outputs = [(a.tokens, b.tokens) for pair in sides for a, b in zip(*(side.sinks for side in pair), strict=True)]
+    timed = [pair for pair in sides if all(side.seconds for side in pair)]
+    if not timed:
+        raise SystemExit(f"all answers of {chosen.name} ended with their first token")
+    ratios = [fast.speed / slow.speed for slow, fast in timed]
+    slow, fast = (statistics.median(side.speed for side in each) for each in zip(*timed, strict=True))
+    drafted = after.drafted_tokens - before.drafted_tokens
+    accepted = after.accepted_tokens - before.accepted_tokens
+    speeds = [f"{value:.1f}" for value in (slow, fast)] + [
+        f"{value:.2f}" for value in (statistics.median(ratios), min(ratios), max(ratios))
+    ]
+    same = f"{sum(a == b for a, b in outputs)} of {len(outputs)}"
+    return [chosen.name, str(batch), *speeds, f"{accepted} of {drafted}", same]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2-135m-instruct")
@@ -162,40 +188,20 @@ def main() -> None:
     options = parser.parse_args()
     model = load_model(options.model, dtype="float32")
     most = max(options.batches)
-    sizes = EngineOptions(max_running=most, step_tokens=max(512, most), guessed_tokens=options.guessed)
-    guessing = Engine(model, options=sizes)
-    plain = Engine(model, options=EngineOptions(max_running=most, step_tokens=max(512, most), guessed_tokens=0))
-    title = f"{platform.machine()}, {torch.get_num_threads()} threads"
-    table = Table(
-        "prompts", "batch", "tokens/s", "guessing", "ratio", "min", "max", "accepted", "identical", title=title
+    sizes = EngineOptions(max_running=most, step_tokens=max(512, most), guessed_tokens=0)
+    plain, guessing = (
+        Engine(model, options=sizes),
+        Engine(model, options=replace(sizes, guessed_tokens=options.guessed)),
     )
+    console = Console(width=120)
+    console.print(f"{platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}")
     for chosen in sets(model, options.data, options.prompts):
         if options.sets and chosen.name not in options.sets:
             continue
+        table = Table("prompts", "batch", "tokens/s", "guessing", "ratio", "min", "max", "accepted", "identical")
         for batch in options.batches:
-            sides, before = [], guessing.stats()
-            cases = [[prompt] for prompt in chosen.prompts] if batch == 1 else [(chosen.prompts * batch)[:batch]]
-            for prompts in cases * max(1, options.rounds // len(cases)):
-                requests = [
-                    GenerationRequest(
-                        ids=ids,
-                        sampling=SamplingParams(temperature=chosen.temperature, seed=number, max_tokens=options.tokens),
-                    )
-                    for number, ids in enumerate(prompts)
-                ]
-                sides.append(race(plain, guessing, requests))
-            after = guessing.stats()
-            drafted = after.drafted_tokens - before.drafted_tokens
-            accepted = after.accepted_tokens - before.accepted_tokens
-            ratios = [fast.speed / slow.speed for slow, fast in sides]
-            slow, fast = (statistics.median(side.speed for side in each) for each in zip(*sides, strict=True))
-            outputs = [(a.tokens, b.tokens) for pair in sides for a, b in zip(*(s.sinks for s in pair), strict=True)]
-            table.add_row(
-                chosen.name, str(batch), f"{slow:.1f}", f"{fast:.1f}", f"{statistics.median(ratios):.2f}",
-                f"{min(ratios):.2f}", f"{max(ratios):.2f}", f"{accepted} of {drafted}",
-                f"{sum(a == b for a, b in outputs)} of {len(outputs)}",
-            )  # fmt: skip
-    Console(width=120).print(table)
+            table.add_row(*compared(plain, guessing, chosen, batch, options.rounds, options.tokens))
+        console.print(table)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,9 @@
 """Which tokens are guessed, and that guessing changes no token: greedy or sampled, whatever happens in between."""
 
+import json
 import random
+import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +12,7 @@ import pytest
 import torch
 from promptsluice.backend_engine.batch import RequestRows, build_batch
 from promptsluice.backend_engine.drafter import Drafter
+from promptsluice.backend_engine.grammar import Grammar
 from promptsluice.backend_engine.loader import LoadedModel, load_model
 from promptsluice.backend_engine.options import EngineOptions
 from promptsluice.backend_engine.pool import KVPool
@@ -18,6 +22,7 @@ from promptsluice.prompt.errors import ConfigError
 
 from .driving import DEVICE, Collected, Reference, alone, assert_idle, finish, greedy, random_ids, tiny_engine, together
 from .eager import EagerSteps
+from .writing import tiny_tokenizer
 
 # One row as much as the other: guesses never pay.
 DEAR_ROWS = StepCost(rows=(1,), seconds=(1.0,))
@@ -243,3 +248,20 @@ def test_nothing_is_guessed_where_rows_are_dear_or_the_option_says_so(model: Loa
         assert engine.stats().drafted_tokens == 0
     with pytest.raises(ConfigError, match="guessed_tokens"):
         EngineOptions(guessed_tokens=-1)
+
+
+def test_beside_a_request_with_a_grammar(few_words_dir: Path, tmp_path: Path) -> None:
+    """Whose next token cannot be drawn before its mask is known: it is not guessed for, the other one is."""
+    shutil.copytree(few_words_dir, tmp_path / "writing")
+    tiny_tokenizer().save(str(tmp_path / "writing" / "tokenizer.json"))
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "</s>"}
+    (tmp_path / "writing" / "tokenizer_config.json").write_text(json.dumps(config))
+    writing = load_model(tmp_path / "writing", dtype="float32", device=DEVICE)
+    engine = tiny_engine(writing, guessed_tokens=7)
+    grammar = engine.grammars.compile(Grammar.regex("(ab|cd){20}"))
+    bound = replace(greedy(random_ids(9, 1), 60), grammar=grammar, sampling=SamplingParams(temperature=1.0, seed=5))
+    outputs = together(engine, bound, greedy(random_ids(40, 40), 60))
+    assert re.fullmatch("(ab|cd){20}", outputs[0].text)
+    assert outputs[1].tokens == alone(tiny_engine(writing), greedy(random_ids(40, 40), 60)).tokens
+    assert engine.stats().accepted_tokens > 0
+    assert_idle(engine)
