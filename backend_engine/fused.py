@@ -67,6 +67,8 @@ class TorchOps:
     """See FusedOps."""
 
     def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        if x.dtype == torch.float32 and weight.dtype == torch.float32:
+            return _rms_norm(x, weight, eps)
         if x.dtype == weight.dtype:
             return F.rms_norm(x, x.shape[-1:], weight, eps)
         return F.rms_norm(x.to(weight.dtype), x.shape[-1:], weight, eps).to(x.dtype)
@@ -95,6 +97,12 @@ class TorchOps:
         gate, up = gate_up.chunk(2, dim=-1)
         active = F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")
         return active.mul_(up)
+
+
+def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """F.rms_norm in about half of its operations, each of which takes a microsecond or more for a single row."""
+    length = torch.linalg.vector_norm(x, 2, -1, keepdim=True)
+    return (x * length.square_().mul_(1 / x.shape[-1]).add_(eps).rsqrt_()).mul_(weight)
 
 
 def fused_ops(device: torch.device) -> FusedOps:

@@ -30,6 +30,7 @@ class KVPool:
         self.page_size = page_size
         shape = (spec.layers, 2, pages * page_size, spec.kv_heads, spec.head_dim)
         self.data = torch.zeros(shape, dtype=dtype, device=device, pin_memory=pinned)
+        self._layers = [(layer[0], layer[1]) for layer in self.data]
 
     @staticmethod
     def bytes_per_token(spec: ModelSpec, dtype: torch.dtype) -> int:
@@ -41,7 +42,7 @@ class KVPool:
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
         """Views of one layer's keys and values, each [slots, kv_heads, head_dim]."""
-        return self.data[index, 0], self.data[index, 1]
+        return self._layers[index]
 
     def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
         """Store rows `k`, `v` [rows, kv_heads, head_dim] at `slots` [rows] int64, which must be distinct."""

@@ -63,7 +63,7 @@ class EmbeddedBackend(Spec):
     kind: Literal["embedded"]
     model: Text = "smollm2-135m-instruct"
     served_name: Text | None = None
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    dtype: Literal["auto", "fastest", "float32", "bfloat16", "float16"] = "auto"
     quantize: Literal["none", "int8"] = "none"
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = "auto"
     context_limit: Annotated[int, Field(gt=0)] | None = None

@@ -70,40 +70,45 @@ class SdpaPlan:
     scale: float
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        out = torch.empty_like(q)
-        for request in self.requests:
-            keys, values = self._heads_first(request, k), self._heads_first(request, v)
-            for block in request.blocks:
-                self._attend(block, q, keys, values, out)
-        return out
+        if not self.requests:
+            return torch.empty_like(q)
+        rows = q.view(q.shape[0], k.shape[1], -1, k.shape[2])  # [rows, kv_heads, group, dim]
+        parts = [
+            self._attend(block, rows[block.start : block.stop], keys, values)
+            for request in self.requests
+            for keys, values in [(self._stored(request, k), self._stored(request, v))]
+            for block in request.blocks
+        ]
+        return (parts[0] if len(parts) == 1 else torch.cat(parts)).view(q.shape)
 
-    def _heads_first(self, request: _Request, stored: Tensor) -> Tensor:
-        """A request's keys or values as [kv_heads, keys, dim]; a view where the pages are consecutive."""
+    def _stored(self, request: _Request, stored: Tensor) -> Tensor:
+        """A request's keys or values [keys, kv_heads, dim] and what may follow them; a view of consecutive pages."""
         if request.pages is None:
-            mine = stored[request.first : request.first + request.keys]
-        else:
-            paged = stored.view(-1, self.page_size, *stored.shape[1:])
-            mine = paged.index_select(0, request.pages).flatten(0, 1)[: request.keys]
-        return mine.transpose(0, 1)
+            return stored[request.first :]
+        paged = stored.view(-1, self.page_size, *stored.shape[1:])
+        return paged.index_select(0, request.pages).flatten(0, 1)
 
-    def _attend(self, block: _Block, q: Tensor, keys: Tensor, values: Tensor, out: Tensor) -> None:
-        kv_heads, dim = keys.shape[0], keys.shape[2]
-        keys, values = keys[:, block.first : block.keys], values[:, block.first : block.keys]
-        rows = q[block.start : block.stop].view(block.stop - block.start, kv_heads, -1, dim)
-        target = out[block.start : block.stop].view(rows.shape)
-        if rows.shape[0] == 1:  # [1, kv_heads, group, dim]: the group's heads are the rows of one product
-            target.copy_(F.scaled_dot_product_attention(rows, keys[None], values[None], scale=self.scale))
-            return
-        group = rows.shape[2]
+    def _attend(self, block: _Block, rows: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """Attention of a block's rows [rows, kv_heads, group, dim], in that shape and contiguous."""
+        keys, values = _heads_first(block, keys), _heads_first(block, values)
+        if rows.shape[0] == 1:  # the group's heads are the rows of one product
+            return F.scaled_dot_product_attention(rows, keys, values, scale=self.scale).contiguous()
         attended = F.scaled_dot_product_attention(
             rows.permute(1, 2, 0, 3),  # [kv_heads, group, rows, dim]
-            keys[:, None].expand(-1, group, -1, -1),
-            values[:, None].expand(-1, group, -1, -1),
+            keys.transpose(0, 1).expand(-1, rows.shape[2], -1, -1),
+            values.transpose(0, 1).expand(-1, rows.shape[2], -1, -1),
             attn_mask=block.mask,
             is_causal=block.causal,
             scale=self.scale,
         )
-        target.copy_(attended.permute(2, 0, 1, 3))
+        return attended.permute(2, 0, 1, 3).contiguous()
+
+
+def _heads_first(block: _Block, stored: Tensor) -> Tensor:
+    """The keys or values that a block looks at as [1, kv_heads, keys, dim], in one operation: decodes are many."""
+    (_, heads, dim), (row, head, element) = stored.shape, stored.stride()
+    shape = (1, heads, block.keys - block.first, dim)
+    return stored.as_strided(shape, (0, head, row, element), stored.storage_offset() + block.first * row)
 
 
 def _location(pages: np.ndarray, page_size: int, device: torch.device) -> tuple[int, Tensor | None]:

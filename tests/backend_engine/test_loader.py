@@ -10,6 +10,7 @@ import pytest
 import torch
 from promptsluice.backend_engine import KVPool, load_model
 from promptsluice.backend_engine.batch import RequestRows, build_batch
+from promptsluice.backend_engine.dtype_choice import preferred
 from promptsluice.backend_engine.loader import cpu_has_bfloat16, fingerprint_of, resolve_dtype
 from promptsluice.backend_engine.spec import spec_from_config
 from promptsluice.prompt.errors import ConfigError, ModelUnavailable
@@ -241,11 +242,21 @@ def test_prequantized_weights_are_refused(copy: Path) -> None:
 def test_dtypes() -> None:
     assert resolve_dtype("auto", "cpu") == torch.float32
     assert resolve_dtype("auto", "cuda") == torch.bfloat16
+    assert resolve_dtype("fastest", "cuda") == torch.bfloat16
     assert resolve_dtype("float16", "cuda") == torch.float16
     with pytest.raises(ConfigError, match="bfloat16"):
         resolve_dtype("int3", "cpu")
     with pytest.raises(ConfigError, match="float16"):
         resolve_dtype("float16", "cpu")
+
+
+def test_the_fastest_dtype_is_measured_once_and_must_win_clearly() -> None:
+    assert preferred(float32=2.0, bfloat16=1.0) == torch.bfloat16
+    assert preferred(float32=1.0, bfloat16=0.9) == torch.float32
+    assert preferred(float32=1.0, bfloat16=40.0) == torch.float32
+    measured = resolve_dtype("fastest", "cpu")
+    assert measured == torch.float32 or (measured == torch.bfloat16 and cpu_has_bfloat16())
+    assert all(resolve_dtype("fastest", "cpu") == measured for _ in range(20))
 
 
 def test_bfloat16_where_the_cpu_has_it(tiny_llama_dir: Path) -> None:
