@@ -43,9 +43,11 @@ def write_gguf(
     writer.add_vocab_size(config["vocab_size"])
     if architecture == "gemma3":
         writer.add_sliding_window(config["sliding_window"])
-    for key, value in (rope or {}).items():
-        (writer.add_string if isinstance(value, str) else writer.add_float32 if isinstance(value, float) else
-         writer.add_uint32)(f"{architecture}.rope.scaling.{key}", value)  # fmt: skip
+    if rope:
+        writer.add_string(f"{architecture}.rope.scaling.type", rope["type"])
+        writer.add_float32(f"{architecture}.rope.scaling.factor", rope["factor"])
+        if original := rope.get("original_context_length"):
+            writer.add_uint32(f"{architecture}.rope.scaling.original_context_length", original)
     if params.get("rope_type") == "llama3":
         writer.add_tensor("rope_freqs.weight", llama3_divisors(config))
     add_tokenizer(writer, architecture, config["vocab_size"])
@@ -58,6 +60,7 @@ def write_gguf(
         if architecture == "gemma3" and "norm" in name:
             values = values + 1
         called = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        assert called is not None, name
         kind = quant if values.ndim == 2 else Quant.F32
         writer.add_tensor(called, gguf.quants.quantize(values, kind), raw_dtype=kind)
     writer.write_header_to_file()
