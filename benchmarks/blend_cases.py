@@ -62,7 +62,7 @@ def case_of(question: Question, tokenizer: "ChatTokenizer", *, cut: int) -> Case
     from promptsluice.kv_reuse.anchors import FILLER
     from promptsluice.rag.render import render_block
 
-    texts = [_cut(passage, tokenizer, cut) for passage in question.passages]
+    texts = [_cut(passage, question.answer, tokenizer, cut) for passage in question.passages]
     pieces = render_block([_Passage(f"passage-{number}", text) for number, text in enumerate(texts)])
     content, marks = "", []
     for text, source in pieces:
@@ -71,13 +71,13 @@ def case_of(question: Question, tokenizer: "ChatTokenizer", *, cut: int) -> Case
         content += text
     system = {"role": "system", "content": SYSTEM}
     encoded = tokenizer.encode_chat([system, {"role": "user", "content": content + question.text}], chunks=marks)
-    ids = (*encoded.ids, *tokenizer.encode_plain("Answer:"))
+    ids = encoded.ids
     header = _before_content([system], tokenizer)
     block = _before_content([system], tokenizer, content=pieces[0][0])
     return Case(
         ids=ids,
         spans=tuple((start, length) for start, length, _ in encoded.spans),
-        answer=tuple(tokenizer.encode_plain(f" {question.answer}")),
+        answer=tuple(tokenizer.encode_plain(question.answer)),
         gold=question.answer,
         anchors={
             "bare": (),
@@ -107,9 +107,15 @@ def _before_content(system: list[dict[str, str]], tokenizer: "ChatTokenizer", *,
     return encoded.ids[: encoded.spans[0][0]]
 
 
-def _cut(text: str, tokenizer: "ChatTokenizer", most: int) -> str:
+def _cut(text: str, answer: str, tokenizer: "ChatTokenizer", most: int) -> str:
+    """At most `most` tokens, with the answer among them if it is in the text."""
     ids = tokenizer.encode_plain(text)
-    return text if len(ids) <= most else tokenizer.decode(ids[:most])
+    if len(ids) <= most:
+        return text
+    at = text.find(answer)
+    until = len(tokenizer.encode_plain(text[: at + len(answer)])) if at >= 0 else 0
+    first = max(0, until - most * 3 // 4)
+    return tokenizer.decode(ids[first : first + most])
 
 
 def _hotpot(folder: Path, rng: random.Random, count: int) -> Iterator[Question]:
