@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..prompt.errors import BadRequest, PromptsluiceError
+from ..prompt.errors import BadRequest, Overloaded, PromptsluiceError
 from .checks import check_request
 from .detokenize import Detokenizer
 from .grammar.compiler import GrammarCompiler
@@ -23,6 +23,7 @@ from .options import EngineOptions
 from .pages import PageAllocator
 from .pool import KVPool
 from .radix import RadixTree
+from .relief import release_memory
 from .sampling import sample
 from .scheduler import Scheduler
 from .sequence import Phase, Sequence, Sink
@@ -63,11 +64,13 @@ class Engine:
         single_rows: Callable[..., SingleRowSteps] | None = None,
         side_stream: SideStream | None = None,
         step_cost: StepCost | None = None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """`single_rows` makes what runs steps of one row a request: by default CUDA graphs, on a GPU.
 
         `side_stream` is where pages are copied to and from host memory: by default a CUDA stream, on a GPU.
         `step_cost` decides how many tokens are guessed; by default it is measured now, if any may be.
+        `clock` (seconds) times the steps.
         """
         self.model = model
         self.options = options = options or EngineOptions()
@@ -112,14 +115,17 @@ class Engine:
         self._plan: StepPlan | None = None
         self._flight: _Flight | None = None
         self._totals: Counter[str] = Counter()
+        self._clock = clock
+        self._began = 0.0
 
     @property
     def has_work(self) -> bool:
         return bool(self._scheduler.running or self._scheduler.waiting)
 
     @property
-    def waiting(self) -> int:
-        return len(self._scheduler.waiting)
+    def waiting(self) -> list[Sequence]:
+        """By arrival."""
+        return list(self._scheduler.waiting)
 
     @property
     def sequences(self) -> list[Sequence]:
@@ -165,7 +171,8 @@ class Engine:
 
     @torch.inference_mode()
     def step(self) -> None:
-        """Run one step of all that can run. On an exception, call `fail`."""
+        """Run one step of all that can run. On an exception, call `fail`, or `relieve` if the device had no memory."""
+        self._began = self._clock()
         flight, self._flight = self._flight, None
         if flight is not None and any(sequence.phase is Phase.DECODE for sequence in flight.sequences):
             self._land(flight, StepPlan(decodes=flight.sequences))
@@ -240,6 +247,7 @@ class Engine:
 
     def _postprocess(self, plan: StepPlan, tokens: list[int]) -> None:
         self._totals["steps"] += 1
+        self._scheduler.ran(plan, seconds=self._clock() - self._began)
         for chunk in plan.chunks:
             self._scheduler.advance(chunk)
             if chunk.last:
@@ -328,6 +336,11 @@ class Engine:
         except Exception:
             logger.exception("the sink of request %s failed", sequence.request.request_id)
 
+    def refuse(self, sequence: Sequence, error: PromptsluiceError) -> None:
+        """End a request that waits, with `error`."""
+        assert sequence.phase is Phase.WAITING, sequence.phase
+        self._give_up(sequence, error)
+
     def fail(self, error: PromptsluiceError) -> None:
         """After a step that raised: give up the requests that it ran, with `error`, and free all they held."""
         scheduler = self._scheduler
@@ -342,6 +355,18 @@ class Engine:
         for sequence in list(affected):
             if sequence.phase is not Phase.DONE:
                 self._give_up(sequence, error)
+
+    def relieve(self) -> None:
+        """After a step for which the device had no memory: make steps smaller and try the same requests again.
+
+        What cannot be made smaller fails with Overloaded.
+        """
+        self.tier.loads().settle()  # into pages that may be given to others now
+        release_memory(self.model.decoder.device)
+        if self._scheduler.relieve(self._plan):
+            self._plan = self._flight = None
+            return
+        self.fail(Overloaded("the device has no memory for this request now", retry_after=10))
 
     def stats(self) -> EngineStats:
         totals = self._totals
@@ -363,6 +388,7 @@ class Engine:
             drafted_tokens=totals["drafted"],
             accepted_tokens=totals["accepted"],
             **asdict(self.tier.stats()),
+            out_of_memory=self._scheduler.relief.times,
         )
 
     def close(self) -> None:

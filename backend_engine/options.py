@@ -13,7 +13,8 @@ GUESSED_TOKENS = 15
 class EngineOptions:
     """`kv_bytes` is the memory for KV, unless `pages` says how many pages there are.
 
-    `step_tokens` bounds the rows of a step: it trades the time between tokens of running streams for prefill speed. A
+    `step_tokens` bounds the rows of a step. While streams run, a step with prefills shall take about `stall` times as
+    long as one without (None: whatever `step_tokens` takes), but has at least `least_prefill` rows of prefills. A
     request waits for another one that is just computing at least `shared_tokens` of its prompt. Up to
     `guessed_tokens` tokens a request are guessed ahead from what its text repeats, where that pays (None: by the
     device; 0: never).
@@ -27,6 +28,8 @@ class EngineOptions:
     pages: int | None = None
     page_size: int = 16
     step_tokens: int = 512
+    stall: float | None = 2.5
+    least_prefill: int = 16
     max_running: int = 64
     shared_tokens: int = 64
     guessed_tokens: int | None = None
@@ -35,7 +38,7 @@ class EngineOptions:
     disk_path: Path | None = None
 
     def __post_init__(self) -> None:
-        for name in ("kv_bytes", "page_size", "step_tokens", "max_running", "shared_tokens"):
+        for name in ("kv_bytes", "page_size", "step_tokens", "least_prefill", "max_running", "shared_tokens"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, found {getattr(self, name)}")
         for name in ("host_bytes", "disk_bytes"):
@@ -49,6 +52,8 @@ class EngineOptions:
             raise ConfigError(f"pages must be at least 2, found {self.pages}")
         if self.guessed_tokens is not None and self.guessed_tokens < 0:
             raise ConfigError(f"guessed_tokens must not be negative, found {self.guessed_tokens}")
+        if self.stall is not None and self.stall <= 1:
+            raise ConfigError(f"stall must be above 1, found {self.stall}")
         if self.step_tokens < self.max_running:
             raise ConfigError(f"step_tokens ({self.step_tokens}) must not be below max_running ({self.max_running})")
 

@@ -13,10 +13,12 @@ import torch
 
 from .fair_queue import FairQueue
 from .options import EngineOptions
+from .pace import Pace
 from .pages import PageAllocator, Pages
 from .pool import KVPool
 from .prefill_shares import shares
 from .radix import Match, RadixTree, common_tokens
+from .relief import Relief
 from .sequence import NO_PAGES, Phase, Rows, Sequence, trimmed
 from .speculation import Speculator
 from .table import Chunk, RunningTable, StepPlan
@@ -52,6 +54,7 @@ class Scheduler:
         self.waiting = FairQueue()
         self.running: list[Sequence] = []
         self.counts = SchedulerCounts()
+        self.relief = Relief(rows=options.step_tokens, running=options.max_running)
         self.admitting: Sequence | None = None  # who is to blame if `schedule` raises
         self._pool = pool
         self._allocator = allocator
@@ -60,6 +63,7 @@ class Scheduler:
         self._table = table
         self._options = options
         self._speculator = speculator
+        self._pace = Pace(stall=options.stall, least=options.least_prefill, most=options.step_tokens)
 
     def add(self, sequence: Sequence) -> None:
         self.waiting.add(sequence)
@@ -72,7 +76,7 @@ class Scheduler:
         for sequence in list(self.running):
             if sequence.phase is Phase.DECODE and self._grow(sequence):
                 plan.decodes.append(sequence)
-        budget = self._options.step_tokens - len(plan.decodes)
+        budget = self._prefill_rows(len(plan.decodes))
         fetching = self._admit_in_turn(budget)
         prefills = self._prefills()
         given = zip(prefills, shares(prefills, budget), strict=True)
@@ -84,6 +88,34 @@ class Scheduler:
         if not plan.chunks:  # with a prefill, a step is bound by its products
             plan.drafts = self._backed(plan.decodes, self._guessed(plan.decodes))
         return plan
+
+    def _prefill_rows(self, decodes: int) -> int:
+        rows = min(self._options.step_tokens - decodes, self._pace.rows(decodes), self.relief.rows)
+        return max(0, rows)
+
+    def ran(self, plan: StepPlan, *, seconds: float) -> None:
+        """Learn from a step that has run."""
+        self.relief.ran()
+        self._pace.ran(decodes=len(plan.decodes), rows=sum(chunk.count for chunk in plan.chunks), seconds=seconds)
+
+    def relieve(self, plan: StepPlan | None) -> bool:
+        """After a step without memory: all that it ran waits again, and less runs from now on.
+
+        False if nothing can be made smaller. `plan` is None if it was scheduling that failed.
+        """
+        rows = sum(chunk.count for chunk in plan.chunks) if plan else 0
+        if not self.relief.shrink(rows=rows, running=len(self.running)):
+            return False
+        again = plan.sequences if plan else [self.admitting] if self.admitting else []
+        self.admitting = None
+        for sequence in again:
+            if sequence in self.running:  # nothing of the failed step is shared: what it loaded may be incomplete
+                self._requeue(sequence)
+        return True
+
+    @property
+    def _full(self) -> bool:
+        return self._table.full or len(self.running) >= self.relief.running
 
     def _admit_in_turn(self, budget: int) -> bool:
         """Admit whose turn it is until there are prefills enough. Who finds no room holds up all after it.
@@ -146,7 +178,7 @@ class Scheduler:
         self._charge()
         if self.waiting.priority > self.running[-1].priority:
             return False
-        return self._table.full or self._placed(self.waiting.first) is None
+        return self._full or self._placed(self.waiting.first) is None
 
     def _extend(self, sequence: Sequence, pages: int = 1) -> None:
         fresh = self._allocator.alloc(pages, after=int(sequence.pages[-1]))
@@ -280,7 +312,7 @@ class Scheduler:
 
     def _admit(self, sequence: Sequence) -> bool:
         """Give a waiting sequence a row and pages for all its tokens; False if there is no room now."""
-        match = None if self._table.full else self._placed(sequence)
+        match = None if self._full else self._placed(sequence)
         if match is None:
             return False
         size, first = self._pool.page_size, len(match.pages)
@@ -348,13 +380,16 @@ class Scheduler:
                 return
             if self._follows(first) or self._fetches(first):
                 return
-            if not self._table.full and self._placed(first) is not None:
+            if not self._full and self._placed(first) is not None:
                 return
             self._preempt(last)
 
     def _preempt(self, sequence: Sequence) -> None:
         """Back to the waiting ones; the prompt and what was generated are computed anew, as far as they get evicted."""
         self._share(sequence)
+        self._requeue(sequence)
+
+    def _requeue(self, sequence: Sequence) -> None:
         self._release(sequence)
         sequence.stop(Phase.WAITING)
         self.add(sequence)

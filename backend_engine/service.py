@@ -1,15 +1,16 @@
 """The engine's thread and the ways into it: submit and abort from any thread, generate in an event loop, run and wait.
 
-A step that raises fails the requests that it ran and nothing else. Waiting is bounded: beyond `max_waiting` a request
-is refused.
+A step that raises fails the requests that it ran and nothing else; one for which the device has no memory is tried
+again in smaller pieces. Waiting is bounded, by number, tokens and time: what is beyond is refused with a time to retry.
 """
 
 import asyncio
 import logging
+import math
 import threading
 import time
-from collections import defaultdict
-from collections.abc import Iterable
+from collections import defaultdict, deque
+from collections.abc import Collection, Iterable
 
 import torch
 
@@ -19,19 +20,36 @@ from .generation import Generation, Item, Mailbox, Waiter
 from .sequence import Sequence, Sink
 from .stats import EngineStats
 from .types import GenerationRequest, Result
+from .watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
 
 _LONGEST_RETRY_S = 60.0
 _LONGEST_STEP_S = 60.0
+_FINISHES = 33
 
 
 class EngineService:
-    """Owns an engine from `start` to `stop`."""
+    """Owns an engine from `start` to `stop`.
 
-    def __init__(self, engine: Engine, *, max_waiting: int = 256) -> None:
+    At most `max_waiting` requests wait, with together at most `max_waiting_tokens` prompt tokens (None: any number; a
+    prompt beyond it waits alone), for at most `queue_timeout_s` seconds (None: for ever). A step that takes longer than
+    `slow_step_s` seconds is logged with its stack.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        max_waiting: int = 256,
+        max_waiting_tokens: int | None = None,
+        queue_timeout_s: float | None = None,
+        slow_step_s: float = 30.0,
+    ) -> None:
         self.engine = engine
         self._max_waiting = max_waiting
+        self._max_waiting_tokens = max_waiting_tokens
+        self._queue_timeout_s = queue_timeout_s
         self._wake = threading.Condition()
         self._inbox: list[Sequence] = []
         self._aborts: list[Sequence] = []
@@ -41,11 +59,13 @@ class EngineService:
         self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
         self._stats = engine.stats()
         self._busy = False
-        self._busy_s = 0.0
+        self._finishes: deque[float] = deque(maxlen=_FINISHES)  # when the last requests ended
         self.heartbeat = time.monotonic()
+        self._watchdog = Watchdog(self._thread, busy_s=lambda: self.step_s, limit_s=slow_step_s)
 
     def start(self) -> None:
         self._thread.start()
+        self._watchdog.start()
 
     def stop(self, drain_s: float = 0.0) -> None:
         """Take no more requests, let the present ones run for at most `drain_s` seconds, abort what is left. Blocks.
@@ -55,6 +75,12 @@ class EngineService:
         with self._wake:
             self._draining = True
             self._wake.notify()
+        try:
+            self._stopped(drain_s)
+        finally:
+            self._watchdog.stop()
+
+    def _stopped(self, drain_s: float) -> None:
         if not self._thread.ident:
             self._end()
             return
@@ -72,9 +98,14 @@ class EngineService:
         with self._wake:
             if self._draining:
                 raise Overloaded("the engine is shutting down", retry_after=_LONGEST_RETRY_S)
-            waiting = len(self._inbox) + self.engine.waiting
-            if waiting >= self._max_waiting:
-                raise Overloaded(f"{waiting} requests are waiting already", retry_after=self._retry_after())
+            waiting = [*self._inbox, *self.engine.waiting]
+            if len(waiting) >= self._max_waiting:
+                raise Overloaded(f"{len(waiting)} requests are waiting already", retry_after=self._retry_after(waiting))
+            tokens = sum(other.length for other in waiting)
+            if waiting and tokens + sequence.length > (self._max_waiting_tokens or math.inf):
+                raise Overloaded(
+                    f"requests with {tokens} tokens are waiting already", retry_after=self._retry_after(waiting)
+                )
             self._inbox.append(sequence)
             self._wake.notify()
         return sequence
@@ -122,7 +153,12 @@ class EngineService:
 
     def healthy(self, *, within_s: float = 60.0) -> bool:
         """False if the thread has died, or has been in one step for longer than `within_s` seconds."""
-        return self._thread.is_alive() and (not self._busy or time.monotonic() - self.heartbeat < within_s)
+        return self._thread.is_alive() and self.step_s <= within_s
+
+    @property
+    def step_s(self) -> float:
+        """For how many seconds the present step has been running; 0 between steps."""
+        return max(0.0, time.monotonic() - self.heartbeat) if self._busy else 0.0
 
     @torch.inference_mode()
     def _main(self) -> None:
@@ -153,16 +189,34 @@ class EngineService:
                 self.engine.enqueue(sequence)
         for sequence in aborts:
             self.engine.abort(sequence)
+        self._refuse_late()
+
+    def _refuse_late(self) -> None:
+        """Tell who has waited too long that there is no room; who has been served before goes on waiting."""
+        if self._queue_timeout_s is None:
+            return
+        began = time.monotonic() - self._queue_timeout_s
+        waiting = self.engine.waiting
+        for sequence in waiting:
+            if sequence.submitted < began and sequence.admitted is None:
+                error = f"no room for this request within {self._queue_timeout_s:g} s"
+                self.engine.refuse(sequence, Overloaded(error, retry_after=self._retry_after(waiting)))
 
     def _step(self) -> None:
-        began = time.monotonic()
+        without_memory = False
         try:
             self.engine.step()
+        except torch.OutOfMemoryError as error:
+            logger.warning("the device has no memory for a step; smaller ones are tried: %s", error)
+            without_memory = True
         except Exception as error:
             logger.exception("an engine step failed")
             self.engine.fail(PromptsluiceError(f"the engine failed on this request: {error}"))
-        self._busy_s += time.monotonic() - began
+        if without_memory:  # out here nothing holds the failed step's tensors any more
+            self.engine.relieve()
+        ended = self._stats.finished
         self._stats = self.engine.stats()
+        self._finishes.extend([time.monotonic()] * (self._stats.finished - ended))
 
     def _end(self) -> None:
         """Abort everything that is left, so that nobody waits for a thread that is gone."""
@@ -192,9 +246,13 @@ class EngineService:
         with self._wake:
             self._aborts += [sequence for sequence in self.engine.sequences if id(sequence.sink) in gone]
 
-    def _retry_after(self) -> float:
-        """The mean time between two finished requests: about when a place gets free."""
-        return min(_LONGEST_RETRY_S, self._busy_s / max(1, self._stats.finished))
+    def _retry_after(self, waiting: Collection[Sequence]) -> float:
+        """About when a quarter of those who wait have been served: seconds, by how fast the last requests ended."""
+        ended = list(self._finishes)
+        if len(ended) < 2:
+            return 1.0
+        each = (time.monotonic() - ended[0]) / (len(ended) - 1)
+        return min(_LONGEST_RETRY_S, each * math.ceil(len(waiting) / 4))
 
 
 def _deliver(items: list[tuple[Mailbox, Item]]) -> None:

@@ -25,3 +25,4 @@ class EngineStats(TierStats):
     generated_tokens: int = 0
     drafted_tokens: int = 0  # guessed ahead
     accepted_tokens: int = 0  # of these, drawn
+    out_of_memory: int = 0  # steps

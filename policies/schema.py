@@ -55,8 +55,11 @@ class PrefixCacheSpec(Spec):
 
 
 class EmbeddedBackend(Spec):
-    """Our own engine in this process. `kv_memory` in bytes; `step_tokens` is the token budget of one engine step.
+    """Our own engine in this process. `kv_memory` in bytes; `step_tokens` is the token budget of one engine step
+    (None: by the device).
 
+    While streams run, a step with prefills shall take about `stall` times as long as one without. At most `queue`
+    requests wait, with at most `queue_tokens` tokens, for at most `queue_timeout` seconds.
     `guessed_tokens`: how many tokens are guessed ahead at most, 0 for none; by default as the device is good for.
     """
 
@@ -69,9 +72,12 @@ class EmbeddedBackend(Spec):
     context_limit: Annotated[int, Field(gt=0)] | None = None
     kv_memory: Bytes = 2 * 2**30
     prefix_cache: PrefixCacheSpec = PrefixCacheSpec()
-    step_tokens: Annotated[int, Field(ge=16)] = 512
+    step_tokens: Annotated[int, Field(ge=16)] | None = None
+    stall: Annotated[float, Field(gt=1)] = 2.5
     max_running: Annotated[int, Field(ge=1)] = 32
     queue: Annotated[int, Field(ge=1)] = 256
+    queue_tokens: Annotated[int, Field(ge=1)] = 2**20
+    queue_timeout: Seconds = 300.0
     guessed_tokens: Annotated[int, Field(ge=0, le=64)] | None = None
     threads: Annotated[int, Field(ge=1)] | None = None
 

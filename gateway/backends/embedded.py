@@ -104,7 +104,7 @@ class EmbeddedBackend(Backend):
             return f"the model {self._spec.model} is being loaded"
         error = self._loading.exception()
         if error is None:
-            return None
+            return None if self.healthy() else "the engine hangs in a step; the log says where"
         known = isinstance(error, PromptsluiceError)
         return error.message if known else f"the model {self._spec.model} cannot be loaded; the log says more"
 
@@ -114,7 +114,9 @@ class EmbeddedBackend(Backend):
     def stats(self) -> Mapping[str, float]:
         if self._room is None:
             return {}
-        gauges = {name: float(value) for name, value in asdict(self._room.service.stats()).items()}
+        service = self._room.service
+        gauges = {name: float(value) for name, value in asdict(service.stats()).items()}
+        gauges |= {"healthy": float(service.healthy()), "step_s": service.step_s}
         for tier in self._room.reuser.stats():
             counters = {name: value for name, value in asdict(tier).items() if name != "tier"}
             gauges |= {f"kv_{tier.tier}_{name}": float(value) for name, value in counters.items()}

@@ -13,7 +13,7 @@ import torch
 from tokenizers import Tokenizer
 
 from ...backend_engine.chat import ChunkMark
-from ...backend_engine.engine import Engine
+from ...backend_engine.fitting import fitting_engine
 from ...backend_engine.grammar import Grammar
 from ...backend_engine.grammar.compiler import CompiledGrammar
 from ...backend_engine.loader import LoadedModel, load_model
@@ -83,9 +83,13 @@ class EngineRoom:
         model = load_model(path, dtype=spec.dtype, device=device, quantize=spec.quantize)
         if model.tokenizer is None:
             raise ConfigError(f"the model {spec.model} has no tokenizer; it cannot answer chat messages")
-        options = engine_options(spec, on_card=device != "cpu", prefixes=prefixes)
-        engine = Engine(model, options=options)
-        service = EngineService(engine, max_waiting=spec.queue)
+        engine = fitting_engine(model, options=engine_options(spec, on_card=device != "cpu", prefixes=prefixes))
+        service = EngineService(
+            engine,
+            max_waiting=spec.queue,
+            max_waiting_tokens=spec.queue_tokens,
+            queue_timeout_s=spec.queue_timeout,
+        )
         service.start()
         plain = Tokenizer.from_str(model.tokenizer.backend.to_str())
         plain.encode_special_tokens = True
@@ -205,12 +209,18 @@ def joined(parts: Sequence[Reuse]) -> Reuse | None:
 
 
 def engine_options(spec: EmbeddedBackend, *, on_card: bool, prefixes: Path | None) -> EngineOptions:
-    """The engine's sizes for a backend of the policy file."""
+    """The engine's sizes for a backend of the policy file.
+
+    What it leaves open is chosen by the device. A CPU's step of 512 rows takes about as long as a caller should wait
+    for an abort; a GPU needs thousands of rows to be busy, and below some hundred its step takes no less time.
+    """
     cache = spec.prefix_cache
     usual = _HOST_BYTES if on_card else _PASSING_BYTES if prefixes else 0
     return EngineOptions(
         kv_bytes=spec.kv_memory,
-        step_tokens=max(spec.step_tokens, spec.max_running),
+        step_tokens=max(spec.step_tokens or (4096 if on_card else 512), spec.max_running),
+        stall=spec.stall,
+        least_prefill=256 if on_card else 16,
         max_running=spec.max_running,
         guessed_tokens=spec.guessed_tokens,
         host_bytes=usual if cache.host is None else cache.host,

@@ -1,5 +1,6 @@
 """Running requests on an engine by hand, and what they produced."""
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -61,12 +62,16 @@ def tiny_engine(
     pages: int = 200,
     page_size: int = 4,
     single_rows: Callable[..., SingleRowSteps] | None = None,
+    clock: Callable[[], float] = time.perf_counter,
+    stall: float | None = None,
     **options: int,
 ) -> Engine:
-    """Tokens are guessed only if `guessed_tokens` says so, and then at no cost."""
+    """Tokens are guessed only if `guessed_tokens` says so, and then at no cost. Without `stall`, no chunk's size
+    depends on how fast the machine is.
+    """
     sizes = {"step_tokens": 64, "max_running": 16, "shared_tokens": 8, "guessed_tokens": 0} | options
-    chosen = EngineOptions(pages=pages, page_size=page_size, **sizes)
-    return Engine(model, options=chosen, single_rows=single_rows, step_cost=FREE_ROWS)
+    chosen = EngineOptions(pages=pages, page_size=page_size, stall=stall, **sizes)
+    return Engine(model, options=chosen, single_rows=single_rows, step_cost=FREE_ROWS, clock=clock)
 
 
 def greedy(ids: Sequence[int], max_tokens: int = 12, **fields: object) -> GenerationRequest:

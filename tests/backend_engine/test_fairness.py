@@ -148,12 +148,12 @@ def test_the_order_of_service_changes_no_token(model: LoadedModel, tiny_llama_di
     assert_idle(engine)
 
 
-@pytest.mark.parametrize("sizes", [{"max_running": 2}, {"pages": 30}], ids=["no row", "no page"])
+@pytest.mark.parametrize(("rows", "pages"), [(2, 200), (16, 30)], ids=["no row", "no page"])
 def test_steps_run_ahead_while_nobody_who_waits_can_be_admitted(
-    model: LoadedModel, tiny_llama_dir: Path, sizes: dict[str, int]
+    model: LoadedModel, tiny_llama_dir: Path, rows: int, pages: int
 ) -> None:
     reference, steps = Reference(tiny_llama_dir), Recorder()
-    engine = tiny_engine(model, single_rows=steps, **sizes)
+    engine = tiny_engine(model, single_rows=steps, max_running=rows, pages=pages)
     prompts = [random_ids(40, seed) for seed in range(4)]
     sinks, sequences = [Collected() for _ in prompts], []
     for ids, sink in zip(prompts, sinks, strict=True):

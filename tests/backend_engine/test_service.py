@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -153,6 +154,49 @@ def test_beyond_the_bound_requests_are_refused_with_a_time_to_retry(
     decoder.gate.set()
     service.stop(drain_s=30)
     assert [sink.result.completion_tokens for sink in sinks] == [12] * 3
+
+
+def test_waiting_is_bounded_by_tokens_too_but_a_large_prompt_may_wait_alone(model: LoadedModel) -> None:
+    service = EngineService(tiny_engine(model), max_waiting_tokens=100)
+    service.submit(greedy(random_ids(150, 0)), Collected())
+    with pytest.raises(Overloaded, match="150 tokens"):
+        service.submit(greedy(random_ids(10, 1)), Collected())
+    service.stop()
+
+
+def test_who_waits_too_long_is_refused_with_a_time_to_retry(model: LoadedModel) -> None:
+    decoder = GatedDecoder(model.decoder)
+    engine = tiny_engine(replace(model, decoder=decoder), max_running=1)
+    service, running, late = EngineService(engine, queue_timeout_s=0.1), Collected(), Collected()
+    service.start()
+    service.submit(greedy(random_ids(8, 0)), running)
+    assert decoder.entered.wait(60)
+    queued = service.submit(greedy(random_ids(8, 1)), late)
+    while time.monotonic() - queued.submitted < 0.2:
+        time.sleep(0.01)
+    decoder.gate.set()
+    service.stop(drain_s=60)
+    assert running.result.completion_tokens == 12, "who has begun is not refused"
+    assert isinstance(late.error, Overloaded) and late.error.retry_after >= 1
+    assert_idle(engine)
+
+
+def test_the_time_to_retry_follows_how_fast_requests_end(gated: tuple[EngineService, GatedDecoder]) -> None:
+    service, decoder = gated
+    decoder.gate.set()
+    began = time.monotonic()
+    for seed in range(3):
+        service.run(greedy(random_ids(8, seed)))
+    took = time.monotonic() - began
+    decoder.gate.clear()
+    decoder.entered.clear()
+    service.submit(greedy(random_ids(8, 3)), Collected())
+    assert decoder.entered.wait(60)
+    for seed in range(2):
+        service.submit(greedy(random_ids(8, 4 + seed)), Collected())
+    with pytest.raises(Overloaded) as refused:
+        service.submit(greedy(random_ids(8, 6)), Collected())
+    assert 0 < refused.value.retry_after <= max(1.0, took + (time.monotonic() - began))
 
 
 def test_a_failed_step_is_an_error_for_its_requests_and_the_service_goes_on(

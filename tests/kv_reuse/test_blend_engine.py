@@ -47,7 +47,9 @@ class Runner:
 
     def __init__(self, model: LoadedModel, *, step_tokens: int = STEP) -> None:
         self.model = model
-        options = EngineOptions(pages=128, page_size=4, step_tokens=step_tokens, max_running=8, shared_tokens=8)
+        options = EngineOptions(
+            pages=128, page_size=4, step_tokens=step_tokens, max_running=8, shared_tokens=8, stall=None
+        )
         self.engine = Engine(model, options=options)
 
     def run(self, request: GenerationRequest) -> Result:
