@@ -23,6 +23,7 @@ from .options import EngineOptions
 from .pages import PageAllocator
 from .pool import KVPool
 from .radix import RadixTree
+from .readings import Latencies, Readings
 from .relief import release_memory
 from .sampling import sample
 from .scheduler import Scheduler
@@ -115,6 +116,7 @@ class Engine:
         self._plan: StepPlan | None = None
         self._flight: _Flight | None = None
         self._totals: Counter[str] = Counter()
+        self.latencies = Latencies()
         self._clock = clock
         self._began = 0.0
 
@@ -287,6 +289,7 @@ class Engine:
         if sequence.first_token is None:
             sequence.first_token = time.monotonic()
             self.tier.computed(len(sequence.plan), sequence.first_token - (sequence.admitted or sequence.first_token))
+        self.latencies.token(sequence)
         reason, text = self._reason(sequence, token), ""
         if sequence.detokenizer is not None:
             text, stopped = sequence.detokenizer.push(token)
@@ -313,6 +316,7 @@ class Engine:
             return
         self._scheduler.finish(sequence)
         result = _result(sequence, reason)
+        self.latencies.end(sequence, reason)
         self._totals["finished"] += 1
         self._totals["prompt"] += sequence.prompt
         self._totals["reused"] += result.reused_tokens
@@ -368,6 +372,11 @@ class Engine:
             return
         self.fail(Overloaded("the device has no memory for this request now", retry_after=10))
 
+    def readings(self, stats: EngineStats) -> Readings:
+        """For monitoring, from any thread: `stats` and all that is not worth counting in every step."""
+        unused = self.allocator.free + self.tree.evictable
+        return Readings(stats=stats, latencies=self.latencies, kv_usage=max(0.0, 1 - unused / self.allocator.pages))
+
     def stats(self) -> EngineStats:
         totals = self._totals
         return EngineStats(
@@ -382,6 +391,7 @@ class Engine:
             prompt_tokens=totals["prompt"],
             cached_tokens=self._scheduler.counts.cached_tokens,
             loaded_tokens=self._scheduler.counts.loaded_tokens,
+            queried_tokens=self._scheduler.counts.queried_tokens,
             reused_tokens=totals["reused"],
             recomputed_tokens=totals["recomputed"],
             generated_tokens=totals["generated"],

@@ -35,6 +35,7 @@ class SchedulerCounts:
     preemptions: int = 0
     cached_tokens: int = 0
     loaded_tokens: int = 0
+    queried_tokens: int = 0  # of prompts that were looked up in the prefix tree
 
 
 class Scheduler:
@@ -331,6 +332,7 @@ class Scheduler:
             sequence.cached = min(cached, sequence.prompt)
             sequence.loaded = loading
             self.counts.cached_tokens += sequence.cached
+            self.counts.queried_tokens += sequence.prompt if sequence.shares else 0
         sequence.cached = min(sequence.cached, cached)  # what was evicted meanwhile is computed after all
         self.counts.loaded_tokens += loading
         reuse = sequence.request.reuse

@@ -89,6 +89,7 @@ class Sequence:
     submitted: float = field(default_factory=time.monotonic)
     admitted: float | None = None
     first_token: float | None = None
+    last_token: float | None = None
 
     @property
     def rank(self) -> tuple[int, int]:

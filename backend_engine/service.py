@@ -17,6 +17,7 @@ import torch
 from ..prompt.errors import Overloaded, PromptsluiceError
 from .engine import Engine
 from .generation import Generation, Item, Mailbox, Waiter
+from .readings import Readings
 from .sequence import Sequence, Sink
 from .stats import EngineStats
 from .types import GenerationRequest, Result
@@ -151,6 +152,10 @@ class EngineService:
         """The state after the last step."""
         return self._stats
 
+    def readings(self) -> Readings:
+        """What monitoring wants to know."""
+        return self.engine.readings(self._stats)
+
     def healthy(self, *, within_s: float = 60.0) -> bool:
         """False if the thread has died, or has been in one step for longer than `within_s` seconds."""
         return self._thread.is_alive() and self.step_s <= within_s
@@ -222,6 +227,7 @@ class EngineService:
         """Abort everything that is left, so that nobody waits for a thread that is gone."""
         with self._wake:
             self._draining = self._ending = True
+        self._busy = False
         self._take()
         for sequence in self.engine.sequences:
             self.engine.abort(sequence)

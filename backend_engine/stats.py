@@ -19,6 +19,7 @@ class EngineStats(TierStats):
     finished: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    queried_tokens: int = 0  # prompt tokens that were looked up in the prefix tree
     loaded_tokens: int = 0  # brought back by a tier, also for requests that were preempted
     reused_tokens: int = 0
     recomputed_tokens: int = 0

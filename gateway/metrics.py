@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from ..prompt import Report, Usage
+from .engine_metrics import EngineCollector
 
 _METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"})
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
@@ -69,6 +70,8 @@ class Metrics:
             "promptsluice_policy_file_accepted", "1 while the policy file as it lies there is in force", registry=own
         )
         self._file_accepted.set(1)
+        self.engines = EngineCollector()
+        own.register(self.engines)
         self._backend = Gauge("promptsluice_backend", "A backend's own gauges", ("backend", "name"), registry=own)
 
     def http(self, route: str, method: str, status: int, seconds: float) -> None:

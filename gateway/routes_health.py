@@ -1,6 +1,7 @@
 """/healthz (is the process alive), /readyz (can it answer) and /metrics (Prometheus text)."""
 
 import asyncio
+from typing import TYPE_CHECKING
 
 from fastapi import APIRouter, Request
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -9,6 +10,9 @@ from starlette.responses import Response
 from .deps import House
 from .house import Sluice
 from .wire import dumps
+
+if TYPE_CHECKING:
+    from ..backend_engine.readings import Readings
 
 router = APIRouter()
 
@@ -40,6 +44,11 @@ async def metrics(sluice: House) -> Response:
 
 
 def _render(sluice: Sluice) -> bytes:
+    engines: dict[tuple[str, str], Readings] = {}
     for name, backend in sluice.backends.items():
         sluice.metrics.backend(name, backend.stats())
+        readings, spec = backend.readings(), sluice.policy_set.backends.get(name)
+        if readings is not None and spec is not None:
+            engines[next(iter(spec.models), ""), name] = readings
+    sluice.metrics.engines.show(engines)
     return sluice.metrics.render()

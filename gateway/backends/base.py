@@ -3,11 +3,14 @@
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from ...compressors.context import Score
 from ...policies import Plan, Policy
 from ...prompt import BadRequest, Prompt, Report, Usage
+
+if TYPE_CHECKING:
+    from ...backend_engine.readings import Readings
 
 _COUNTED = 1 << 18
 
@@ -107,6 +110,10 @@ class Backend(ABC):
     def stats(self) -> Mapping[str, float]:
         """Gauges by name, for /metrics. May block on a disk; called from worker threads."""
         return {}
+
+    def readings(self) -> "Readings | None":
+        """What an engine in this process tells for monitoring; None where there is none."""
+        return None
 
     def scorer(self) -> Score | None:
         """Log-probabilities of a text's tokens under this model, blocking; None where there are none to be had."""

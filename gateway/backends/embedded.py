@@ -35,6 +35,7 @@ from .deltas import as_answer, as_frames
 
 if TYPE_CHECKING:
     from ...backend_engine.grammar.compiler import CompiledGrammar
+    from ...backend_engine.readings import Readings
     from ...backend_engine.types import Reuse
     from ...kv_reuse.store import ChunkStore
     from .engine_room import EngineRoom, Tokens
@@ -121,6 +122,9 @@ class EmbeddedBackend(Backend):
             counters = {name: value for name, value in asdict(tier).items() if name != "tier"}
             gauges |= {f"kv_{tier.tier}_{name}": float(value) for name, value in counters.items()}
         return gauges
+
+    def readings(self) -> "Readings | None":
+        return None if self._room is None else self._room.service.readings()
 
     async def models(self) -> Sequence[ModelCard]:
         limit = None if self._room is None else self._room.limit
