@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from .types import FinishReason
 
 if TYPE_CHECKING:
-    from .stats import EngineStats
     from .sequence import Sequence
+    from .stats import EngineStats
 
 _SHORT = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _LONG = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)

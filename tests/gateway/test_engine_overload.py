@@ -32,7 +32,7 @@ def test_a_full_queue_is_a_503_with_a_time_to_retry(smollm2_dir: Path, tmp_path:
 
     try:
         with ThreadPoolExecutor(2) as callers:
-            running = callers.submit(ask, "Count the rivers: " + "river and hill and " * 500)
+            running = callers.submit(ask, "Count the rivers: " + "river and hill and " * 300)
             eventually(lambda: gateway.metric(f"vllm:num_requests_running{labels}") == 1)
             waiting = callers.submit(ask, "Hello")
             eventually(lambda: gateway.metric(f"vllm:num_requests_waiting{labels}") == 1)
