@@ -62,6 +62,10 @@ class Metrics:
             "promptsluice_step_failures", "Optimizer steps that failed; the prompt went on without them",
             ("policy", "step"), registry=own,
         )  # fmt: skip
+        self._fallbacks = Counter(
+            "promptsluice_fallbacks", "Requests handed to another backend because one could not answer",
+            ("backend", "to"), registry=own,
+        )  # fmt: skip
         self._reloads = Counter(
             "promptsluice_policy_reloads", "New versions of the policy file: accepted, refused", ("outcome",),
             registry=own,
@@ -99,6 +103,9 @@ class Metrics:
         if usage is not None:
             self._billed.labels(*way, "prompt").inc(usage.prompt_tokens)
             self._billed.labels(*way, "completion").inc(usage.completion_tokens)
+
+    def fell_back(self, backend: str, *, to: str) -> None:
+        self._fallbacks.labels(backend, to).inc()
 
     def reloaded(self, *, models: Collection[str] | None) -> None:
         """Count a new version of the policy file, with the names that may be label values now; None: it was refused."""

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..policies import Plan, Resolution
-from ..prompt import BadRequest, Overloaded, Prompt, PromptsluiceError, Report, UpstreamTimeout, Usage
+from ..prompt import BadRequest, ModelUnavailable, Overloaded, Prompt, PromptsluiceError, Report, UpstreamTimeout, Usage
 from .backends.base import Answer, Call, Frame, Stream, estimated_tokens
 from .caller import Caller
+from .failover import complete
 from .house import Sluice
 from .optimization import Optimized, optimized, passed_over
 from .wire import spliced
@@ -41,10 +42,20 @@ async def answer(sluice: Sluice, raw: bytes, caller: Caller) -> Answer | Stream:
     began = time.perf_counter()
     prompt = await parse(sluice, raw)
     resolution = match(sluice, prompt, caller)
-    await sluice.backends[resolution.backend].available()
+    await _available(sluice, resolution.backend)
     prepared = await prepare(sluice, prompt, resolution, request_id=caller.request_id, began=began)
     reply = await dispatch(sluice, prepared, caller)
     return with_account(sluice, prepared, reply, caller)
+
+
+async def _available(sluice: Sluice, backend: str) -> None:
+    """Wait until the backend can answer. One that never will is an error here only where nobody stands in for it."""
+    spec = sluice.policy_set.backends.get(backend)
+    try:
+        await sluice.backends[backend].available()
+    except ModelUnavailable:
+        if spec is None or not spec.fallbacks:
+            raise
 
 
 async def parse(sluice: Sluice, raw: bytes) -> Prompt:
@@ -132,7 +143,7 @@ async def dispatch(sluice: Sluice, prepared: Prepared, caller: Caller) -> Answer
     )
     try:
         async with asyncio.timeout(sluice.policy_set.server.request_timeout):
-            return await sluice.backends[resolution.backend].complete(call)
+            return await complete(sluice, call, backend=resolution.backend)
     except TimeoutError as error:
         _finished(sluice, prepared, outcome="failed")
         raise UpstreamTimeout("the request took longer than the server allows") from error

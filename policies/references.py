@@ -26,6 +26,7 @@ def check_references(data: Mapping[str, Any]) -> Iterator[Complaint]:
     yield from _extends(policies, names)
     yield from _allowed(policies, names)
     yield from _repeated(keys)
+    yield from _fallbacks(_mapping(data, "backends"), backends)
     for i, route in enumerate(_sequence(data, "routes")):
         if isinstance(route, Mapping):
             yield from _known(route.get("policy"), ("routes", i, "policy"), "policy", names)
@@ -34,6 +35,16 @@ def check_references(data: Mapping[str, Any]) -> Iterator[Complaint]:
             yield from _known(
                 key, ("routes", i, "match", "api_key"), "API key", [k for k in keys if isinstance(k, str)]
             )
+
+
+def _fallbacks(specs: Mapping[str, Any], backends: list[str]) -> Iterator[Complaint]:
+    for name, spec in specs.items():
+        for i, fallback in enumerate(_sequence(spec, "fallbacks")):
+            other = fallback.get("backend") if isinstance(fallback, Mapping) else None
+            path: Path = ("backends", name, "fallbacks", i, "backend")
+            yield from _known(other, path, "backend", backends)
+            if other == name:
+                yield path, f"backend {name!r} cannot be its own fallback"
 
 
 def _policy_names(policies: Mapping[str, Any]) -> Iterator[Complaint]:

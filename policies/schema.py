@@ -54,6 +54,13 @@ class PrefixCacheSpec(Spec):
         return self
 
 
+class FallbackSpec(Spec):
+    """Another backend, and the name that the model has there; by default the same."""
+
+    backend: Text
+    model: Text | None = None
+
+
 class EmbeddedBackend(Spec):
     """Our own engine in this process. `kv_memory` in bytes; `step_tokens` is the token budget of one engine step
     (None: by the device).
@@ -80,6 +87,7 @@ class EmbeddedBackend(Spec):
     queue_timeout: Seconds = 300.0
     guessed_tokens: Annotated[int, Field(ge=0, le=64)] | None = None
     threads: Annotated[int, Field(ge=1)] | None = None
+    fallbacks: Items[FallbackSpec] = ()
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -101,6 +109,7 @@ class OpenAIBackend(Spec):
     """Any OpenAI-compatible server. Without `models` it takes every model that nobody else serves.
 
     `tokenizer` (a catalogue name or directory) is used to count prompt tokens; without it counts are estimates.
+    `fallbacks` are asked in their order, once each, while nothing of an answer has been sent.
     """
 
     kind: Literal["openai"]
@@ -110,6 +119,7 @@ class OpenAIBackend(Spec):
     tokenizer: Text | None = None
     timeouts: Timeouts = Timeouts()
     max_connections: Annotated[int, Field(ge=1)] = 256
+    fallbacks: Items[FallbackSpec] = ()
 
 
 Backend = EmbeddedBackend | OpenAIBackend

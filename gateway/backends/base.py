@@ -12,6 +12,8 @@ from ...prompt import BadRequest, Prompt, Report, Usage
 if TYPE_CHECKING:
     from ...backend_engine.readings import Readings
 
+ATTEMPTS_HEADER = "x-promptsluice-attempts"
+"""How often an answer was asked for before it came, over all upstreams."""
 _COUNTED = 1 << 18
 
 

@@ -16,10 +16,9 @@ import httpx
 from ...policies.schema import OpenAIBackend as UpstreamSpec
 from ...prompt import PromptsluiceError, UpstreamError, UpstreamTimeout, Usage
 from ..wire import EventSplitter
-from .base import Answer, Backend, Call, Frame, ModelCard, Stream, estimated_tokens
+from .base import ATTEMPTS_HEADER, Answer, Backend, Call, Frame, ModelCard, Stream, estimated_tokens
 from .upstream import ChatStreamReader, Secret, as_error_body, listed_models, passed_headers, usage_of
 
-ATTEMPTS_HEADER = "x-promptsluice-attempts"
 _RETRIES = 2
 _RETRIED_STATUS = frozenset({502, 503, 504})
 _MAX_ANSWER = 64 << 20

@@ -21,6 +21,12 @@ backends:
     models: [far, org/far]
     timeouts: {{connect: 2, read: 5}}
   dead: {{kind: openai, base_url: "http://127.0.0.1:9/v1", models: [dead], timeouts: {{connect: 1}}}}
+  lame:
+    kind: openai
+    base_url: http://127.0.0.1:9/v1
+    models: [lame]
+    fallbacks: [{{backend: far, model: far}}, {{backend: echo}}]
+  lamer: {{kind: openai, base_url: "http://127.0.0.1:9/v1", models: [lamer], fallbacks: [{{backend: far}}]}}
 collections: {{root: {root}/collections}}
 kv_cache: {{path: {root}/kv}}
 """

@@ -1,0 +1,53 @@
+"""A request over its backend and the backend's fallbacks, each asked once at most, while nothing has been sent."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from ..prompt import PromptsluiceError
+from .backends.base import ATTEMPTS_HEADER, Answer, Call, Stream
+from .edge import log
+from .house import Sluice
+
+# Of these the fault lies with the one who was asked: somebody else may do better. A request that is wrong stays wrong.
+_OTHERS_MAY = frozenset({408, 429, 500, 502, 503, 504})
+
+
+async def complete(sluice: Sluice, call: Call, *, backend: str) -> Answer | Stream:
+    """The first answer of the chain that stands; else the last one's error. `call.report.backend` is who gave it."""
+    chain, asked = _chain(sluice, call, backend), 0
+    for (name, model), following in zip(chain, [*chain[1:], None], strict=True):
+        call.report.backend = name
+        try:
+            reply = await sluice.backends[name].complete(replace(call, model=model))
+        except PromptsluiceError as error:
+            asked += _attempts(error.headers)
+            _count(error.headers, asked, chain)
+            if following is None or error.status not in _OTHERS_MAY:
+                raise
+            why = error.message
+        else:
+            asked += _attempts(reply.headers)
+            if following is None or isinstance(reply, Stream) or reply.status not in _OTHERS_MAY:
+                headers = dict(reply.headers)
+                _count(headers, asked, chain)
+                return replace(reply, headers=headers)
+            why = f"status {reply.status}"
+        log.warning("request %s goes from %s to %s: %s", call.request_id, name, following[0], why)
+        sluice.metrics.fell_back(name, to=following[0])
+    raise AssertionError("the last of the chain returns or raises")
+
+
+def _chain(sluice: Sluice, call: Call, backend: str) -> list[tuple[str, str]]:
+    """Who is asked, with the model's name there."""
+    spec = sluice.policy_set.backends.get(backend)
+    others = () if spec is None else spec.fallbacks
+    return [(backend, call.model), *((other.backend, other.model or call.model) for other in others)]
+
+
+def _attempts(headers: Mapping[str, str]) -> int:
+    return int(headers.get(ATTEMPTS_HEADER, "1"))
+
+
+def _count(headers: dict[str, str], asked: int, chain: list[tuple[str, str]]) -> None:
+    if len(chain) > 1 or ATTEMPTS_HEADER in headers:
+        headers[ATTEMPTS_HEADER] = str(asked)

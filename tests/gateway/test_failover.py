@@ -1,0 +1,59 @@
+"""Fallbacks: who is asked, how often, and whose answer or error the client sees."""
+
+import json
+from typing import Any
+
+from .harness import Exchange, Gateway, Upstream, eventually
+
+HI = [{"role": "user", "content": "hi there"}]
+BROKEN = b'{"error": {"message": "no", "type": "server_error", "param": null, "code": null}}'
+UNREACHABLE_ATTEMPTS = 3
+
+
+def test_the_next_one_answers(gateway: Gateway, upstream: Upstream) -> None:
+    upstream.answer(lambda exchange: exchange.json("200 OK", b'{"ok": 1}'))
+    response = gateway.post({"model": "lame", "messages": HI, "odd": 1})
+    assert response.json() == {"ok": 1}
+    assert response.headers["x-promptsluice-backend"] == "far"
+    assert response.headers["x-promptsluice-attempts"] == str(UNREACHABLE_ATTEMPTS + 1)
+    assert json.loads(upstream.seen[0].body) == {"model": "far", "messages": HI, "odd": 1}
+
+
+def test_the_last_one_answers(gateway: Gateway, upstream: Upstream) -> None:
+    upstream.answer(lambda exchange: exchange.json("500 Internal Server Error", BROKEN))
+    fell = 'promptsluice_fallbacks_total{backend="far",to="echo"}'
+    before = gateway.metric(fell)
+    answer = gateway.post({"model": "lame", "messages": HI})
+    assert answer.json()["choices"][0]["message"]["content"] == "hi there"
+    assert answer.headers["x-promptsluice-backend"] == "echo" and len(upstream.seen) == 1
+    streamed = gateway.post({"model": "lame", "messages": HI, "stream": True})
+    assert streamed.status_code == 200 and streamed.text.endswith("data: [DONE]\n\n")
+    assert gateway.metric(fell) == before + 2
+
+
+def test_when_all_fail_the_last_error_is_told_once(gateway: Gateway, upstream: Upstream) -> None:
+    upstream.answer(lambda exchange: exchange.json("500 Internal Server Error", BROKEN))
+    response = gateway.post({"model": "lamer", "messages": HI})
+    assert response.status_code == 500 and response.content == BROKEN and len(upstream.seen) == 1
+    assert response.headers["x-promptsluice-attempts"] == str(UNREACHABLE_ATTEMPTS + 1)
+
+
+def test_a_bad_request_is_nobody_elses(gateway: Gateway, upstream: Upstream) -> None:
+    upstream.answer(lambda exchange: exchange.json("400 Bad Request", BROKEN))
+    response = gateway.post({"model": "lame", "messages": HI})
+    assert response.status_code == 400 and response.headers["x-promptsluice-backend"] == "far"
+
+
+def test_nothing_is_glued_to_an_answer_that_has_begun(gateway: Gateway, upstream: Upstream) -> None:
+    chunk: dict[str, Any] = {"choices": [{"index": 0, "delta": {"content": "a"}, "finish_reason": None}]}
+
+    async def breaks_off(exchange: Exchange) -> None:
+        await exchange.head()
+        await exchange.send(b"data: " + json.dumps(chunk).encode() + b"\n\n")
+        exchange.reset()
+
+    upstream.answer(breaks_off)
+    response = gateway.post({"model": "lame", "messages": HI, "stream": True})
+    frames = [json.loads(line[6:]) for line in response.text.strip().split("\n\n")]
+    assert frames[0] == chunk and "error" in frames[1] and len(frames) == 2
+    eventually(lambda: gateway.metric("promptsluice_http_in_flight") == 1)
