@@ -6,8 +6,8 @@ Sets: quotes and summaries of meetings (QMSum; `--data` is the folder that has q
 documentation where there is no such folder; edits of this repository's own functions; and questions that give nothing
 to copy. A model this small repeats itself in any long answer, so a set of its own has noise for prompts and draws hot:
 there guesses can only cost. Speed counts the steps after a batch's last prefill; the engine that had less time so far
-steps next. Every output is compared with that of the engine that guesses nothing. Medians of
-ratios.
+steps next. Every output is compared with that of the engine that guesses nothing. Medians of ratios; CPU is the ratio
+of the process's own time, which neighbours on the machine disturb less.
 """
 
 import argparse
@@ -73,6 +73,7 @@ class Side:
     def __init__(self, engine: Engine, requests: list[GenerationRequest]) -> None:
         self.engine = engine
         self.seconds = 0.0
+        self.cpu_seconds = 0.0
         self.tokens = 0
         self.sinks = [Collected() for _ in requests]
         for request, sink in zip(requests, self.sinks, strict=True):
@@ -81,10 +82,11 @@ class Side:
     def step(self) -> None:
         counts = all(sink.tokens for sink in self.sinks)
         before = sum(len(sink.tokens) for sink in self.sinks)
-        began = time.perf_counter()
+        began, cpu = time.perf_counter(), time.process_time()
         self.engine.step()
         if counts:
             self.seconds += time.perf_counter() - began
+            self.cpu_seconds += time.process_time() - cpu
             self.tokens += sum(len(sink.tokens) for sink in self.sinks) - before
 
     @property
@@ -166,10 +168,11 @@ def compared(plain: Engine, guessing: Engine, chosen: Set, batch: int, rounds: i
         raise SystemExit(f"all answers of {chosen.name} ended with their first token")
     ratios = [fast.speed / slow.speed for slow, fast in timed]
     slow, fast = (statistics.median(side.speed for side in each) for each in zip(*timed, strict=True))
+    work = [slow.cpu_seconds / slow.tokens * fast.tokens / fast.cpu_seconds for slow, fast in timed]
     drafted = after.drafted_tokens - before.drafted_tokens
     accepted = after.accepted_tokens - before.accepted_tokens
     speeds = [f"{value:.1f}" for value in (slow, fast)] + [
-        f"{value:.2f}" for value in (statistics.median(ratios), min(ratios), max(ratios))
+        f"{value:.2f}" for value in (statistics.median(ratios), min(ratios), max(ratios), statistics.median(work))
     ]
     same = f"{sum(a == b for a, b in outputs)} of {len(outputs)}"
     return [chosen.name, str(batch), *speeds, f"{accepted} of {drafted}", same]
@@ -198,7 +201,7 @@ def main() -> None:
     for chosen in sets(model, options.data, options.prompts):
         if options.sets and chosen.name not in options.sets:
             continue
-        table = Table("prompts", "batch", "tokens/s", "guessing", "ratio", "min", "max", "accepted", "identical")
+        table = Table("prompts", "batch", "tokens/s", "guessing", "ratio", "min", "max", "CPU", "accepted", "identical")
         for batch in options.batches:
             table.add_row(*compared(plain, guessing, chosen, batch, options.rounds, options.tokens))
         console.print(table)

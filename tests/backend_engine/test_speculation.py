@@ -12,6 +12,7 @@ import pytest
 import torch
 from promptsluice.backend_engine.batch import RequestRows, build_batch
 from promptsluice.backend_engine.drafter import Drafter
+from promptsluice.backend_engine.engine import Engine
 from promptsluice.backend_engine.grammar import Grammar
 from promptsluice.backend_engine.loader import LoadedModel, load_model
 from promptsluice.backend_engine.options import EngineOptions
@@ -239,8 +240,6 @@ def test_blended_requests_guess_too(model: LoadedModel) -> None:
 
 
 def test_nothing_is_guessed_where_rows_are_dear_or_the_option_says_so(model: LoadedModel) -> None:
-    from promptsluice.backend_engine.engine import Engine
-
     for most, cost in ((7, DEAR_ROWS), (0, None)):
         options = EngineOptions(pages=200, page_size=4, guessed_tokens=most)
         engine = Engine(model, options=options, step_cost=cost)
@@ -265,3 +264,18 @@ def test_beside_a_request_with_a_grammar(few_words_dir: Path, tmp_path: Path) ->
     assert outputs[1].tokens == alone(tiny_engine(writing), greedy(random_ids(40, 40), 60)).tokens
     assert engine.stats().accepted_tokens > 0
     assert_idle(engine)
+
+
+def test_a_batch_bound_by_its_products_is_not_even_looked_at(model: LoadedModel) -> None:
+    """Guesses stop with the batch that one more row no longer comes free for, and begin again below it."""
+    options = EngineOptions(pages=400, page_size=4, max_running=16, guessed_tokens=7)
+    engine = Engine(model, options=options, step_cost=StepCost(rows=(1, 8), seconds=(1.0, 1.0)))
+    for seed in range(12):
+        engine.add(greedy(random_ids(9, seed), 20), Collected())
+    while len(engine.sequences) == 12:
+        assert all(sequence.drafter is None for sequence in engine.sequences)
+        engine.step()
+    finish(engine)
+    assert engine.stats().drafted_tokens == 0
+    alone(engine, greedy(random_ids(40, 40), 60))
+    assert engine.stats().accepted_tokens > 0
