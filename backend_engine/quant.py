@@ -18,7 +18,7 @@ from torch import Tensor
 from ..prompt.errors import ConfigError
 from .linear import Forms
 
-FEW_ROWS = 128  # with more, two 8-bit products cost more than one of float32 after dequantizing
+FEW_ROWS = 256  # with more, two 8-bit products cost more than one of float32 after dequantizing
 STEPS = 127
 # Without VNNI instructions the kernel adds pairs of products in 16 bits, which overflow unless activations have 7 bits.
 STEPS_WITHOUT_VNNI = 63
@@ -51,7 +51,7 @@ class Int8Linear:
 
     def __call__(self, x: Tensor) -> Tensor:
         if x.shape[0] > FEW_ROWS:
-            return F.linear(x, self.weight * self.scales[:, None], self.bias)
+            return F.linear(x, self.weight.float().mul_(self.scales[:, None]), self.bias)
         largest = torch.linalg.vector_norm(x, math.inf, -1, keepdim=True).clamp_min_(_TINY)
         parts = torch.empty((2, *x.shape))
         steps = torch.div(x, largest, out=parts[0]) * self.steps

@@ -44,3 +44,20 @@ def test_logits_equal_transformers(smollm2_dir: Path) -> None:
             got = last_logits(model, pool, ids, chunk)
             torch.testing.assert_close(got, expected, rtol=0, atol=5e-4)
             assert got.argmax() == expected.argmax()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    "fbgemm" not in torch.backends.quantized.supported_engines, reason="torch has no FBGEMM kernels here"
+)
+def test_eight_bits_of_weights_lose_little(smollm2_dir: Path) -> None:
+    """In nats a position; benchmarks/quant_loss.py measures more. Chunks of 100 and 200 take the 8-bit products."""
+    exact, rounded = load_model(smollm2_dir, dtype="float32"), load_model(smollm2_dir, quantize="int8")
+    assert exact.tokenizer is not None
+    ids = exact.tokenizer.encode_plain(TEXTS[3])[:200]
+    losses = []
+    for chunk in (100, 200):
+        pool = KVPool(exact.spec, pages=16)
+        expected, got = (last_logits(model, pool, ids, chunk).log_softmax(-1) for model in (exact, rounded))
+        losses.append(float((expected.exp() * (expected - got)).sum(-1).mean()))
+    assert all(0 < loss < 0.02 for loss in losses), losses
