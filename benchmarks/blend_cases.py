@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 HOTPOT, XQUAD = "hotpotqa_100/hotpotqa_distractor_100.jsonl", "xquad/xquad.en.json"
 SYSTEM = "Answer the question from the documents, with the exact words and nothing else."
+LEAD = 'The answer is "'
+"""How the assistant begins: without it, small models begin with "The", whatever the documents say."""
 NEARBY = 12  # paragraphs of the same article that stand beside the one with the answer
 
 
@@ -71,7 +73,7 @@ def case_of(question: Question, tokenizer: "ChatTokenizer", *, cut: int) -> Case
         content += text
     system = {"role": "system", "content": SYSTEM}
     encoded = tokenizer.encode_chat([system, {"role": "user", "content": content + question.text}], chunks=marks)
-    ids = encoded.ids
+    ids = (*encoded.ids, *tokenizer.encode_plain(LEAD))
     header = _before_content([system], tokenizer)
     block = _before_content([system], tokenizer, content=pieces[0][0])
     return Case(
