@@ -49,6 +49,8 @@ class EngineCollector(Collector):
                 lambda one: one.stats.queried_tokens,
             ),
             ("prefix_cache_hits", "Prompt tokens found in the prefix cache", lambda one: one.stats.cached_tokens),
+            ("spec_decode_num_draft_tokens", "Tokens guessed ahead", lambda one: one.stats.drafted_tokens),
+            ("spec_decode_num_accepted_tokens", "Guesses that were drawn", lambda one: one.stats.accepted_tokens),
         ):
             family = CounterMetricFamily(f"vllm:{name}", text, labels=_LABELS)
             for labels, readings in self._readings.items():

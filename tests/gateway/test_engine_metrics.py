@@ -58,6 +58,8 @@ def test_requests_show_under_vllms_names(tiny_llama_dir: Path) -> None:
     )
     assert found["vllm:e2e_request_latency_seconds_sum", ""] > found["vllm:time_to_first_token_seconds_sum", ""] > 0
     assert found["vllm:num_preemptions_total", ""] == 0
+    drafted, accepted = (found[f"vllm:spec_decode_num_{kind}_tokens_total", ""] for kind in ("draft", "accepted"))
+    assert drafted >= accepted >= 0
 
 
 def test_a_distribution_counts_what_is_at_most_each_bound() -> None:
