@@ -90,7 +90,8 @@ def test_fewer_run_at_a_time_where_their_decodes_alone_are_too_many(model: Loade
 def test_what_cannot_be_made_smaller_is_refused_with_a_time_to_retry(model: LoadedModel) -> None:
     engine, _, sinks = _served(model, lambda _: 0, [30, 30])
     for sink in sinks:
-        assert isinstance(sink.error, Overloaded) and sink.error.retry_after >= 1
+        error = sink.error
+        assert isinstance(error, Overloaded) and error.retry_after >= 1
     assert_idle(engine)
 
 
