@@ -91,7 +91,7 @@ def test_what_cannot_be_made_smaller_is_refused_with_a_time_to_retry(model: Load
     engine, _, sinks = _served(model, lambda _: 0, [30, 30])
     for sink in sinks:
         error = sink.error
-        assert isinstance(error, Overloaded) and error.retry_after >= 1
+        assert error is not None and isinstance(error, Overloaded) and error.retry_after >= 1
     assert_idle(engine)
 
 

@@ -177,7 +177,8 @@ def test_who_waits_too_long_is_refused_with_a_time_to_retry(model: LoadedModel) 
     decoder.gate.set()
     service.stop(drain_s=60)
     assert running.result.completion_tokens == 12, "who has begun is not refused"
-    assert isinstance(late.error, Overloaded) and late.error.retry_after >= 1
+    error = late.error
+    assert error is not None and isinstance(error, Overloaded) and error.retry_after >= 1
     assert_idle(engine)
 
 
