@@ -1,5 +1,7 @@
 """What a request must fulfil before it may wait: everything that would make it fail or hang later is refused here."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from ..prompt.errors import BadRequest, ContextTooLong
@@ -24,12 +26,20 @@ def check_request(request: GenerationRequest, model: LoadedModel, *, room: int) 
         raise BadRequest(f"token ids must lie between 0 and {spec.vocab - 1}", param="messages")
     if any("\ud800" <= char <= "\udfff" for char in request.namespace):
         raise BadRequest("the namespace has a lone surrogate", param="namespace")
+    _check_ids(params.stop_token_ids, "stop_token_ids", vocab=spec.vocab)
+    _check_ids([token for token, _ in params.logit_bias], "logit_bias", vocab=spec.vocab)
     if params.stop and model.tokenizer is None:
         raise BadRequest("stop strings need a model with a tokenizer", param="stop")
     if request.reuse is not None:
         _check_reuse(request.reuse, model, prompt=len(ids))
         if request.prompt_logprobs:
             raise BadRequest("prompt_logprobs computes the whole prompt and excludes reuse", param="prompt_logprobs")
+
+
+def _check_ids(ids: Sequence[int], param: str, *, vocab: int) -> None:
+    wrong = next((token for token in ids if not 0 <= token < vocab), None)
+    if wrong is not None:
+        raise BadRequest(f"{param} names the token id {wrong}; this model's lie between 0 and {vocab - 1}", param=param)
 
 
 def _check_reuse(reuse: Reuse, model: LoadedModel, *, prompt: int) -> None:

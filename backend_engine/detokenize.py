@@ -45,12 +45,16 @@ class StopMatcher:
 
 
 class Detokenizer:
-    """One generation's text. `push` each token, then `flush` once unless a stop string ended it."""
+    """One generation's text. `push` each token, then `flush` once unless a stop string ended it.
 
-    def __init__(self, decoder: TextDecoder, *, stops: Sequence[str] = ()) -> None:
+    In the text of the first `unstopped` tokens no stop string is looked for.
+    """
+
+    def __init__(self, decoder: TextDecoder, *, stops: Sequence[str] = (), unstopped: int = 0) -> None:
         self._decoder = decoder
         self._stream = decoder.stream()
         self._matcher = StopMatcher(stops)
+        self._unstopped = unstopped
         self._shown: list[
             int
         ] = []  # the ids of the last piece of text, the context in which the pending ones are decoded
@@ -59,17 +63,21 @@ class Detokenizer:
     def push(self, token_id: int) -> tuple[str, bool]:
         """The text that is safe to show after this token, and whether a stop string was completed."""
         self._pending.append(token_id)
+        self._unstopped -= 1
         text = self._stream.push(token_id)
         if not text:
             return "", False
         self._shown, self._pending = self._pending, []
-        return self._matcher.push(text)
+        return (text, False) if self._unstopped >= 0 else self._matcher.push(text)
 
     def flush(self) -> str:
         """The rest: what might have begun a stop string, and whole characters that came with an unfinished one."""
         before = self._decoder.decode(self._shown)
         after = self._decoder.decode(self._shown + self._pending).rstrip("\N{REPLACEMENT CHARACTER}")
-        rest, stopped = self._matcher.push(after[len(before) :] if after.startswith(before) else "")
+        rest = after[len(before) :] if after.startswith(before) else ""
+        if self._unstopped >= 0:
+            return rest
+        rest, stopped = self._matcher.push(rest)
         return rest if stopped else rest + self._matcher.flush()
 
 

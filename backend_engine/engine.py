@@ -15,7 +15,8 @@ from torch import Tensor
 
 from ..prompt.errors import BadRequest, Overloaded, PromptsluiceError
 from .checks import check_request
-from .detokenize import Detokenizer
+from .detokenize import Detokenizer, TextDecoder
+from .drawing import Drawer
 from .grammar.compiler import GrammarCompiler
 from .grammar.filling import Masks
 from .loader import LoadedModel
@@ -25,7 +26,6 @@ from .pool import KVPool
 from .radix import RadixTree
 from .readings import Latencies, Readings
 from .relief import release_memory
-from .sampling import sample
 from .scheduler import Scheduler
 from .sequence import Phase, Sequence, Sink
 from .speculation import speculator
@@ -35,7 +35,7 @@ from .steps import Launched, SingleRowSteps
 from .table import Chunk, RunningTable, StepPlan
 from .tiers.open import open_tiers
 from .tiers.streams import SideStream
-from .types import Delta, FinishReason, GenerationRequest, Result
+from .types import Delta, FinishReason, GenerationRequest, Result, SamplingParams
 
 logger = logging.getLogger(__name__)
 
@@ -94,6 +94,7 @@ class Engine:
             page_size=options.page_size,
             device=decoder.device,
         )
+        self._drawer = Drawer(counts=self._table.counts, eos_ids=spec.eos_ids)
         guessed = options.guessed(decoder.device.type)
         self._graphs: SingleRowSteps | None = None
         if single_rows is None and decoder.device.type == "cuda":
@@ -150,7 +151,7 @@ class Engine:
             most=most,
             length=prompt,
             seed=secrets.randbits(63) if params.seed is None else params.seed,
-            detokenizer=Detokenizer(tokenizer, stops=params.stop) if tokenizer and most > prompt else None,
+            detokenizer=_detokenizer(tokenizer, params) if tokenizer and most > prompt else None,
             logprobs=torch.zeros(max(0, prompt - 1)) if request.prompt_logprobs else None,
             matcher=request.grammar.matcher() if request.grammar else None,
         )
@@ -234,7 +235,7 @@ class Engine:
     def _draw(self, logits: Tensor, plan: StepPlan) -> list[int]:
         """A token for each row of `logits`. On a GPU the masks are made while it computes the logits."""
         allowed = self._masks.of([sequence.matcher for sequence in plan.owners])
-        return sample(logits, self._table.sampling(plan), allowed=allowed).tolist()
+        return self._drawer.draw(logits, plan.owners, self._table.sampling(plan), allowed=allowed)
 
     def _score(self, chunk: Chunk, hidden: Tensor) -> None:
         """Log-probabilities of the prompt tokens that follow the chunk's rows, a few rows at a time."""
@@ -290,27 +291,28 @@ class Engine:
             sequence.first_token = time.monotonic()
             self.tier.computed(len(sequence.plan), sequence.first_token - (sequence.admitted or sequence.first_token))
         self.latencies.token(sequence)
-        reason, text = self._reason(sequence, token), ""
-        if sequence.detokenizer is not None:
-            text, stopped = sequence.detokenizer.push(token)
-            reason = "stop" if stopped else reason
-        reason = "stop" if ended else reason
+        reason, told = self._reason(sequence, token), self._drawer.told(sequence)
+        delta = Delta(token_ids=(token,))
+        if reason != "stop":  # what ends a text by its id is not part of it
+            text, stopped = sequence.detokenizer.push(token) if sequence.detokenizer else ("", False)
+            reason = "stop" if stopped or ended else reason
+            delta = replace(delta, text=text, logprobs=() if told is None else (told,))
         if reason is None:
-            sequence.sink.delta(Delta(text=text, token_ids=(token,)))
+            sequence.sink.delta(delta)
         else:
-            self._finish(sequence, reason, text, (token,))
+            self._finish(sequence, reason, delta)
 
     def _reason(self, sequence: Sequence, token: int) -> FinishReason | None:
-        if token in self.model.spec.eos_ids and not sequence.request.sampling.ignore_eos:
+        params = sequence.request.sampling
+        if token in params.stop_token_ids or (token in self.model.spec.eos_ids and not params.ignore_eos):
             return "stop"
         return "length" if sequence.length == sequence.most else None
 
-    def _finish(
-        self, sequence: Sequence, reason: FinishReason, text: str = "", token_ids: tuple[int, ...] = ()
-    ) -> None:
+    def _finish(self, sequence: Sequence, reason: FinishReason, last: Delta | None = None) -> None:
+        """End a sequence; `last` is what its last token added."""
+        last = last or Delta()
         try:
-            if sequence.detokenizer is not None:
-                text += sequence.detokenizer.flush()
+            rest = sequence.detokenizer.flush() if sequence.detokenizer else ""
         except Exception as error:  # noqa: BLE001 - logged where the request is given up
             self._undeliverable(sequence, error)
             return
@@ -322,7 +324,7 @@ class Engine:
         self._totals["reused"] += result.reused_tokens
         self._totals["recomputed"] += result.recomputed_tokens
         try:
-            sequence.sink.delta(Delta(text=text, token_ids=token_ids, finish_reason=reason))
+            sequence.sink.delta(replace(last, text=last.text + rest, finish_reason=reason))
             sequence.sink.done(result)
         except Exception as error:  # noqa: BLE001 - logged where the request is given up
             self._undeliverable(sequence, error)
@@ -404,6 +406,10 @@ class Engine:
     def close(self) -> None:
         """End what works in the background; nothing may run afterwards."""
         self.tier.close()
+
+
+def _detokenizer(tokenizer: TextDecoder, params: SamplingParams) -> Detokenizer:
+    return Detokenizer(tokenizer, stops=params.stop, unstopped=params.min_tokens)
 
 
 def _result(sequence: Sequence, reason: FinishReason) -> Result:

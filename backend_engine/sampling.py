@@ -9,8 +9,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .masks import masked
-
 # A filtered row is sorted only as far as this; a row whose nucleus is wider is sorted in full. A constant: the choice
 # between the two must depend on the row alone.
 CANDIDATES = 1024
@@ -42,16 +40,13 @@ class SamplingTensors:
         )
 
 
-def sample(logits: Tensor, params: SamplingTensors, *, allowed: Tensor | None = None) -> Tensor:
+def sample(logits: Tensor, params: SamplingTensors) -> Tensor:
     """Choose one id per row of `logits` [S, vocab]; returns int64 [S].
 
-    `allowed` (see masks.py) bounds the ids that may be chosen, before everything else.
     The filters apply to the distribution after temperature, in this order: the `top_k` likeliest tokens; of these the
     fewest whose share of the mass reaches `top_p`; of these the ones at least `min_p` times as likely as the
     likeliest.
     """
-    if allowed is not None:
-        logits = masked(logits, allowed)
     ids = logits.argmax(-1)
     random = params.temperature > _COLDEST
     filtered = (params.top_k > 0) | (params.top_p < 1) | (params.min_p > 0)

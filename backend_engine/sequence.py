@@ -120,7 +120,7 @@ class Sequence:
     @property
     def predictable(self) -> bool:
         """Whether tokens may be guessed for it: each is drawn by its row's logits, seed and number alone."""
-        return self.generates and self.matcher is None
+        return self.generates and self.matcher is None and not self.request.sampling.shaped
 
     @property
     def shares(self) -> bool:

@@ -14,6 +14,7 @@ from .pages import Pages
 from .probe import PROBING_ROWS, Probe
 from .sampling import SamplingTensors
 from .sequence import NO_ROWS, Rows, Sequence
+from .token_counts import TokenCounts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +86,7 @@ class StepPlan:
     def greedy(self) -> bool:
         """Whether it is `single` and every token drawn is the likeliest of all."""
         return self.single and all(
-            sequence.request.sampling.temperature == 0 and sequence.matcher is None for sequence in self.sequences
+            sequence.request.sampling.plainly_greedy and sequence.matcher is None for sequence in self.sequences
         )
 
     @property
@@ -121,6 +122,7 @@ class RunningTable:
         # On a GPU, decode reads the pages where they are; one more row is for padding, with the page after the last.
         self._device_pages: Tensor | None = None
         self._stale: set[int] = set()
+        self.counts = TokenCounts(device)
         self._length = np.zeros(rows, dtype=np.int64)
         self._token = np.zeros(rows, dtype=np.int64)
         self._free = list(range(rows - 1, -1, -1))
@@ -149,6 +151,7 @@ class RunningTable:
 
     def leave(self, sequence: Sequence) -> None:
         self.pages[sequence.row] = 0
+        self.counts.forget(sequence.row)
         self._free.append(sequence.row)
         sequence.row = -1
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from ..prompt.errors import BadRequest
+from .params import SamplingParams
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -15,39 +15,6 @@ if TYPE_CHECKING:
     from .grammar.compiler import CompiledGrammar
 
 FinishReason = Literal["stop", "length", "abort"]
-
-
-def _require(condition: bool, param: str, message: str) -> None:
-    if not condition:
-        raise BadRequest(message, param=param)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingParams:
-    """How the next token is chosen. `temperature=0` is greedy; `top_k=0` means no limit; `max_tokens=None`: to the
-    context's end.
-
-    `max_tokens=0` prefills only: scoring and the capture of a chunk's KV.
-    """
-
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    seed: int | None = None
-    max_tokens: int | None = None
-    stop: tuple[str, ...] = ()
-    ignore_eos: bool = False
-
-    def validate(self) -> None:
-        """Raise BadRequest naming the first field that is out of its range."""
-        _require(0.0 <= self.temperature <= 2.0, "temperature", "temperature must be between 0 and 2")
-        _require(0.0 < self.top_p <= 1.0, "top_p", "top_p must be above 0 and at most 1")
-        _require(0 <= self.top_k <= 1 << 31, "top_k", "top_k must be 0 (off) or a positive integer")
-        _require(0.0 <= self.min_p <= 1.0, "min_p", "min_p must be between 0 and 1")
-        _require(self.max_tokens is None or self.max_tokens >= 0, "max_tokens", "max_tokens must not be negative")
-        _require(self.seed is None or -(1 << 63) <= self.seed < 1 << 63, "seed", "seed must be a signed 64-bit integer")
-        _require(all(self.stop), "stop", "a stop string must not be empty")
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,12 +124,27 @@ class GenerationRequest:
     request_id: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """The natural log-probability of a token in the model's own distribution, and of the likeliest there, as pairs of
+    id and value.
+    """
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delta:
-    """What one step added to a request: text that is safe to show, the ids behind it, and how it ended, if it did."""
+    """What one step added to a request: text that is safe to show, the ids behind it, and how it ended, if it did.
+
+    `logprobs`, where asked for, has an entry for each of `token_ids` but one that ended the text by its id.
+    """
 
     text: str = ""
     token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
     finish_reason: FinishReason | None = None
 
 

@@ -110,3 +110,16 @@ def test_the_cut_does_not_depend_on_how_the_text_arrives(text: str, stops: list[
         assert _one_by_one(text, stops)[0].startswith(out), "something was shown that a stop string takes back"
     out += "" if stopped else matcher.flush()
     assert (out, stopped) == _one_by_one(text, stops)
+
+
+def test_no_stop_string_is_looked_for_among_the_first_tokens(decoder: ByteDecoder) -> None:
+    ids, first = decoder.ids("end end end"), len(decoder.ids("end"))
+    detokenizer, text = Detokenizer(decoder, stops=("end",), unstopped=first), ""
+    for token in ids:
+        piece, stopped = detokenizer.push(token)
+        text += piece
+        if stopped:
+            break
+    assert text == "end ", "the first one came too early"
+    short = Detokenizer(decoder, stops=("end",), unstopped=len(ids))
+    assert "".join(short.push(token)[0] for token in ids) + short.flush() == "end end end"

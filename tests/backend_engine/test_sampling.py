@@ -5,7 +5,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from promptsluice.backend_engine.masks import mask_words
 from promptsluice.backend_engine.sampling import CANDIDATES, SamplingTensors, sample, uniform
 from torch import Tensor
 
@@ -161,34 +160,3 @@ def test_uniform_numbers_are_uniform_in_both_arguments() -> None:
         counts = np.histogram(numbers.numpy(), bins=100, range=(0, 1))[0]
         assert _deviation(counts, np.full(100, 1000.0)) < 5
         assert abs(np.corrcoef(numbers[1:].numpy(), numbers[:-1].numpy())[0, 1]) < 0.02
-
-
-def _packed(allowed: Tensor) -> Tensor:
-    """A bool mask [S, vocab] as words, bit by bit."""
-    words = torch.zeros(len(allowed), mask_words(allowed.shape[1]), dtype=torch.int64)
-    for row, token in allowed.nonzero().tolist():
-        words[row, token // 32] |= 1 << (token % 32)
-    return torch.from_numpy(words.numpy().astype(np.uint32).view(np.int32))
-
-
-@pytest.mark.parametrize("vocab", [31, 32, 33, 1000])
-def test_only_allowed_ids_are_chosen(vocab: int) -> None:
-    generator = torch.Generator().manual_seed(vocab)
-    logits = torch.randn(6, vocab, generator=generator)
-    allowed = torch.rand(6, vocab, generator=generator) < 0.2
-    allowed[:, -1] = True
-    allowed[5] = True
-    params = SamplingTensors(
-        temperature=torch.tensor([0.0, 1.0, 1.0, 1.5, 1.0, 1.0]),
-        top_k=torch.tensor([0, 0, 3, 0, 0, 0]),
-        top_p=torch.tensor([1.0, 1.0, 1.0, 0.9, 1.0, 1.0]),
-        min_p=torch.tensor([0.0, 0.0, 0.0, 0.0, 0.1, 0.0]),
-        seed=torch.arange(6),
-        drawn=torch.zeros(6, dtype=torch.int64),
-    )
-    before = logits.clone()
-    chosen = sample(logits, params, allowed=_packed(allowed))
-    assert chosen.tolist() == sample(logits.masked_fill(~allowed, -torch.inf), params).tolist()
-    assert allowed.gather(1, chosen[:, None]).all()
-    assert chosen[5] == sample(logits[5:], params.rows(torch.tensor([5])))
-    assert torch.equal(logits, before), "the model's logits are needed unmasked for logprobs"
