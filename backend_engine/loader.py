@@ -1,9 +1,9 @@
 """From a directory, a GGUF file or a catalogue name to a model that is ready to run. Offline for what is here."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -28,6 +28,7 @@ SAMPLES, SAMPLE_BYTES = 128, 4096
 class LoadedModel:
     """A model in memory. `tokenizer` is None where the directory has none (token ids only).
 
+    `generation_config` is that file of the directory, empty where there is none (a GGUF file has no such thing).
     `fingerprint` names weights, config, dtype and quantization: KV computed under one fingerprint is valid for no
     other.
     """
@@ -36,6 +37,7 @@ class LoadedModel:
     decoder: Decoder
     tokenizer: ChatTokenizer | None
     fingerprint: str
+    generation_config: Mapping[str, Any] = field(default_factory=dict)
 
 
 def load_model(
@@ -51,7 +53,7 @@ def load_model(
     chosen = resolve_dtype(dtype, device)
     path = _located(path_or_name)
     with _as_directory(path) as directory:
-        spec = _spec(directory)
+        spec, generation = _spec(directory), _generation_config(directory)
         if chosen == torch.float16 and not FAMILIES[spec.family].float16:
             raise ConfigError(f"dtype float16: activations of {spec.family} exceed its range; use bfloat16")
         weights = load_weights(SafetensorsSource(directory), spec, dtype=chosen, device=device, quantize=quantize)
@@ -61,6 +63,7 @@ def load_model(
         decoder=Decoder(spec, weights),
         tokenizer=tokenizer,
         fingerprint=_fingerprint(path, spec, chosen, quantize),
+        generation_config=generation,
     )
 
 
@@ -134,8 +137,11 @@ def _spec(directory: Path) -> ModelSpec:
         method = quantization.get("quant_method")
         raise ConfigError(f"weights quantized with {method} are not supported", file=str(directory / "config.json"))
     spec = spec_from_config(config)
-    generation = _read_json(directory / "generation_config.json") or {}
-    return replace(spec, eos_ids=eos_ids(generation) or spec.eos_ids)
+    return replace(spec, eos_ids=eos_ids(_generation_config(directory)) or spec.eos_ids)
+
+
+def _generation_config(directory: Path) -> Mapping[str, Any]:
+    return _read_json(directory / "generation_config.json") or {}
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:

@@ -1,11 +1,11 @@
 """How a request's next tokens are chosen: the parameters under their usual names, and the bounds of each."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..prompt.errors import BadRequest
+from ..prompt.errors import BadRequest, ConfigError
 
 MOST_TOP_LOGPROBS = 20
 PENALTY = 2.0
@@ -84,6 +84,38 @@ class SamplingParams:
         _each(self.logit_bias, "logit_bias", _is_bias, f"a token id with a number between {-BIAS:g} and {BIAS:g}")
         ids = [pair[0] for pair in self.logit_bias]
         _require(len(set(ids)) == len(ids), "logit_bias", "logit_bias names a token id twice")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingDefaults:
+    """What holds where a request names nothing: plain sampling from the model's distribution, unless its makers
+    recommend otherwise.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+
+
+def recommended(generation_config: Mapping[str, Any]) -> SamplingDefaults:
+    """The defaults that a model's `generation_config.json` names, read as vLLM reads it: `do_sample` changes nothing.
+
+    Raises ConfigError for a value that no request could ask for.
+    """
+    named = {name: generation_config.get(name) for name in SamplingDefaults.__dataclass_fields__}
+    given: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
+    if given.get("top_k") == -1:
+        given["top_k"] = 0
+    try:
+        SamplingParams(**given).validate()
+    except BadRequest as error:
+        raise ConfigError(
+            f"generation_config.json: {error.message}; correct it, or have the backend ignore it with "
+            "'generation_config: none'"
+        ) from error
+    return SamplingDefaults(**given)
 
 
 def _is(value: Any, kind: type) -> bool:

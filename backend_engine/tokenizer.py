@@ -18,6 +18,7 @@ from tokenizers.decoders import DecodeStream
 from ..prompt.errors import BadRequest, ConfigError
 from .chat import ChunkMark, PlainMessage, plain_messages
 from .sentinels import Sentinels, Swaps, sentinel_tokens
+from .token_bytes import TokenBytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +87,11 @@ class ChatTokenizer:
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         return self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    @cached_property
+    def token_bytes(self) -> TokenBytes:
+        """What each id stands for, alone."""
+        return TokenBytes(self.backend)
 
     def stream(self) -> "TokenStream":
         """A fresh incremental decoder for one generation."""

@@ -3,17 +3,21 @@
 Upstream servers get their fields unchecked: what a provider understands is the provider's business.
 """
 
+import re
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, ValidationInfo, field_validator
 
-from ..backend_engine.types import SamplingParams
+from ..backend_engine.params import BIAS, MOST_TOP_LOGPROBS, PENALTY, REPETITION, SamplingDefaults, SamplingParams
 from .bodies import bad_request
 from .formats import Formats
 
 MAX_STOPS = 4
+MAX_STOP_IDS = 256
+MAX_CHOICES = 128
 _NO_CAP = 1 << 31
+_TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
 
 # Fields that do not change what an answer may look like: identity, bookkeeping, hints.
 _HARMLESS = frozenset(
@@ -31,21 +35,24 @@ class ChatParameters(Formats):
     Fields beyond these are refused by name unless they are harmless.
     """
 
-    temperature: float = Field(1.0, ge=0, le=2)
-    top_p: float = Field(1.0, gt=0, le=1)
-    top_k: int = Field(0, ge=-1, le=1 << 31)
-    min_p: float = Field(0.0, ge=0, le=1)
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_k: int | None = Field(None, ge=-1, le=1 << 31)
+    min_p: float | None = Field(None, ge=0, le=1)
+    frequency_penalty: float = Field(0.0, ge=-PENALTY, le=PENALTY)
+    presence_penalty: float = Field(0.0, ge=-PENALTY, le=PENALTY)
+    repetition_penalty: float | None = Field(None, ge=REPETITION[0], le=REPETITION[1])
+    logit_bias: dict[str, Annotated[float, Field(ge=-BIAS, le=BIAS)]] = Field(default_factory=dict)
     seed: int | None = Field(None, ge=-(1 << 63), lt=1 << 63)
+    n: int = Field(1, ge=1, le=MAX_CHOICES)
     max_tokens: int | None = Field(None, ge=0)
     max_completion_tokens: int | None = Field(None, ge=0)
+    min_tokens: int = Field(0, ge=0)
     stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[Annotated[int, Field(ge=0)], ...] = Field((), max_length=MAX_STOP_IDS)
     ignore_eos: bool = False
-    n: Literal[1] = 1
-    logprobs: Literal[False] = False
-    top_logprobs: Literal[0] = 0
-    frequency_penalty: float = Field(0.0, ge=0, le=0)
-    presence_penalty: float = Field(0.0, ge=0, le=0)
-    logit_bias: dict[str, float] = Field(default_factory=dict, max_length=0)
+    logprobs: bool = False
+    top_logprobs: int = Field(0, ge=0, le=MOST_TOP_LOGPROBS)
     tool_choice: Literal["none", "auto"] = "auto"
     modalities: list[Literal["text"]] = Field(default_factory=list)
 
@@ -57,28 +64,59 @@ class ChatParameters(Formats):
             raise ValueError(f"must be a string or up to {MAX_STOPS} strings, none of them empty")
         return stops
 
-    def sampling(self) -> SamplingParams:
-        """As the engine takes it. `max_tokens` is a cap: however large, it is no error."""
+    @field_validator("stop_token_ids", mode="before")
+    @classmethod
+    def _list(cls, value: Any) -> Any:
+        return tuple(value) if isinstance(value, list) else value
+
+    @field_validator("logit_bias")
+    @classmethod
+    def _by_id(cls, value: dict[str, float]) -> dict[str, float]:
+        if not all(map(_TOKEN_ID.fullmatch, value)):
+            raise ValueError('its keys must be token ids as strings, such as "50256"')
+        return value
+
+    @field_validator("top_logprobs")
+    @classmethod
+    def _of_logprobs(cls, value: int, info: ValidationInfo) -> int:
+        if value and info.data.get("logprobs") is False:
+            raise ValueError("needs logprobs to be true")
+        return value
+
+    def sampling(self, defaults: SamplingDefaults | None = None) -> SamplingParams:
+        """As the engine takes it; `defaults` hold where the request names nothing.
+
+        `max_tokens` is a cap: however large, it is no error.
+        """
+        defaults = defaults or SamplingDefaults()
         cap = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
         return SamplingParams(
-            temperature=float(self.temperature),
-            top_p=float(self.top_p),
-            top_k=max(self.top_k, 0),
-            min_p=float(self.min_p),
+            temperature=float(_first(self.temperature, defaults.temperature)),
+            top_p=float(_first(self.top_p, defaults.top_p)),
+            top_k=max(_first(self.top_k, defaults.top_k), 0),
+            min_p=float(_first(self.min_p, defaults.min_p)),
+            frequency_penalty=float(self.frequency_penalty),
+            presence_penalty=float(self.presence_penalty),
+            repetition_penalty=float(_first(self.repetition_penalty, defaults.repetition_penalty)),
+            logit_bias=tuple((int(token), float(value)) for token, value in self.logit_bias.items()),
             seed=self.seed,
             max_tokens=None if cap is None else min(cap, _NO_CAP),
+            min_tokens=min(self.min_tokens, _NO_CAP),
             stop=self.stop,
+            stop_token_ids=self.stop_token_ids,
             ignore_eos=self.ignore_eos,
+            logprobs=self.top_logprobs if self.logprobs else None,
         )
 
 
+T = TypeVar("T")
+
+
+def _first(given: T | None, default: T) -> T:
+    return default if given is None else given
+
+
 _UNSUPPORTED = {
-    "n": "the embedded engine gives one choice; n must be 1",
-    "logprobs": "the embedded engine does not return logprobs",
-    "top_logprobs": "the embedded engine does not return logprobs",
-    "frequency_penalty": "the embedded engine has no penalties; frequency_penalty must be 0",
-    "presence_penalty": "the embedded engine has no penalties; presence_penalty must be 0",
-    "logit_bias": "the embedded engine does not support logit_bias",
     "tool_choice": "the embedded engine cannot force a tool call; tool_choice must be 'none' or 'auto'",
     "modalities": "the embedded engine writes text only",
 }

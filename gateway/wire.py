@@ -8,7 +8,8 @@ import json
 import re
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ..prompt import Usage
@@ -95,34 +96,62 @@ class EventSplitter:
         return data
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """One whole answer. `logprobs` has an object for each token, None where they were not asked for."""
+
+    text: str
+    reason: str
+    logprobs: Sequence[Mapping[str, Any]] | None = None
+
+
 class ChatWriter:
     """Writes one chat completion, whole or as chunks; all of them carry the same id, time and model."""
 
     def __init__(self, *, model: str) -> None:
         self._head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
-        shared = dumps({**self._head, "object": "chat.completion.chunk"})[:-1]
-        self._choice = shared + b',"choices":[{"index":0,"delta":'
-        self._bare = shared + b',"choices":[]'
+        self._shared = dumps({**self._head, "object": "chat.completion.chunk"})[:-1]
 
-    def role(self) -> bytes:
-        """The first chunk: who speaks."""
-        return self._choice + b'{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]}'
+    def role(self, index: int = 0) -> bytes:
+        """The first chunk of a choice: who speaks."""
+        return self._chunk(index, {"role": "assistant", "content": ""})
 
-    def content(self, text: str) -> bytes:
-        """A chunk with a piece of the answer."""
-        return self._choice + b'{"content":' + dumps(text) + b'},"logprobs":null,"finish_reason":null}]}'
+    def content(self, text: str, *, index: int = 0, logprobs: Sequence[Mapping[str, Any]] | None = None) -> bytes:
+        """A chunk with a piece of the answer, and with what is told of its tokens."""
+        return self._chunk(index, {"content": text}, logprobs=logprobs)
 
-    def finish(self, reason: str) -> bytes:
-        """The last chunk with a choice."""
-        return self._choice + b'{},"logprobs":null,"finish_reason":' + dumps(reason) + b"}]}"
+    def finish(self, reason: str, *, index: int = 0) -> bytes:
+        """The last chunk of a choice."""
+        return self._chunk(index, {}, reason=reason)
 
     def usage(self, usage: Usage) -> bytes:
         """The usage chunk: no choices, sent last and only to who asked."""
-        return self._bare + b',"usage":' + dumps(usage.to_wire()) + b"}"
+        return self._shared + b',"choices":[],"usage":' + dumps(usage.to_wire()) + b"}"
 
-    def whole(self, text: str, *, reason: str, usage: Usage) -> bytes:
+    def whole(self, choices: Sequence[Choice], *, usage: Usage) -> bytes:
         """The body of a response that is not streamed."""
-        message = {"role": "assistant", "content": text, "refusal": None}
-        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": reason}
-        body = {**self._head, "object": "chat.completion", "choices": [choice], "usage": usage.to_wire()}
-        return dumps(body)
+        listed = [
+            {
+                "index": index,
+                "message": {"role": "assistant", "content": choice.text, "refusal": None},
+                "logprobs": _logprobs(choice.logprobs),
+                "finish_reason": choice.reason,
+            }
+            for index, choice in enumerate(choices)
+        ]
+        return dumps({**self._head, "object": "chat.completion", "choices": listed, "usage": usage.to_wire()})
+
+    def _chunk(
+        self,
+        index: int,
+        delta: Mapping[str, str],
+        *,
+        logprobs: Sequence[Mapping[str, Any]] | None = None,
+        reason: str | None = None,
+    ) -> bytes:
+        choice = {"index": index, "delta": delta, "logprobs": _logprobs(logprobs), "finish_reason": reason}
+        return self._shared + b',"choices":[' + dumps(choice) + b"]}"
+
+
+def _logprobs(content: Sequence[Mapping[str, Any]] | None) -> Mapping[str, Any] | None:
+    return None if content is None else {"content": content, "refusal": None}

@@ -9,6 +9,7 @@ from ...prompt import BadRequest, Usage
 from ..parameters import chat_parameters
 from ..wire import ChatWriter
 from .base import Answer, Backend, Call, ModelCard, Stream
+from .choices import merged
 from .deltas import as_answer, as_frames
 
 _WORD = re.compile(r"\s*\S+")
@@ -33,18 +34,24 @@ class EchoBackend(Backend):
         if parameters.structured:
             parameters.grammar()  # what is wrong about it comes first
             raise BadRequest("an echo cannot be restricted", param="response_format", code="unsupported_value")
+        if parameters.logprobs:
+            raise BadRequest("an echo has no log-probabilities", param="logprobs", code="unsupported_value")
         sampling = parameters.sampling()
         words = _WORD.findall(call.prompt.question)
         kept = words if sampling.max_tokens is None else words[: sampling.max_tokens]
         usage = Usage(
             prompt_tokens=sum(self.count_tokens(segment.text) for segment in call.prompt.segments),
-            completion_tokens=len(kept),
+            completion_tokens=len(kept) * parameters.n,
         )
         writer = ChatWriter(model=call.model)
-        deltas = self._deltas(kept, "stop" if len(kept) == len(words) else "length")
+        reason = "stop" if len(kept) == len(words) else "length"
+        deltas = merged([self._deltas(kept, reason) for _ in range(parameters.n)])
         if not call.stream:
-            return await as_answer(deltas, writer=writer, usage=lambda: usage)
-        return Stream(frames=as_frames(deltas, writer=writer, usage=lambda: usage, include_usage=call.include_usage))
+            return await as_answer(deltas, writer=writer, usage=lambda: usage, choices=parameters.n)
+        frames = as_frames(
+            deltas, writer=writer, usage=lambda: usage, include_usage=call.include_usage, choices=parameters.n
+        )
+        return Stream(frames=frames)
 
     async def _deltas(self, words: Sequence[str], reason: str) -> AsyncGenerator[Delta, None]:
         for word in words:

@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +31,7 @@ from ..salts import Salts
 from ..wire import ChatWriter
 from ..workers import Workers
 from .base import Answer, Backend, Call, ModelCard, Stream, counted_tokens, estimated_tokens
+from .choices import choice_seed, described, merged
 from .deltas import as_answer, as_frames
 
 if TYPE_CHECKING:
@@ -46,10 +47,10 @@ _COMPILE_S = 30.0
 
 @dataclass(slots=True, kw_only=True)
 class _Ready:
-    """A call as the engine takes it, and what it came to in the end."""
+    """A call as the engine takes it, one request a choice, and what each came to in the end."""
 
-    request: GenerationRequest
-    result: Result | None = None
+    requests: tuple[GenerationRequest, ...]
+    results: dict[int, Result] = field(default_factory=dict)
 
 
 class EmbeddedBackend(Backend):
@@ -166,15 +167,25 @@ class EmbeddedBackend(Backend):
 
     async def complete(self, call: Call) -> Answer | Stream:
         parameters = chat_parameters(call.prompt.body)
+        if parameters.n > self._spec.queue:
+            raise BadRequest(f"n must be at most {self._spec.queue}, what may wait here at a time", param="n")
         room = await self._engine()
         grammar = await self._compiled(room, parameters) if parameters.structured else None
         ready = await self._encoders.run(lambda: self._readied(room, call, parameters, grammar))
-        writer = ChatWriter(model=call.model)
-        deltas = self._deltas(room, ready, call.report)
+        writer, count = ChatWriter(model=call.model), parameters.n
+        deltas = merged([self._deltas(room, ready, index, call.report) for index in range(count)])
+        describe = described(room.tokenizer.token_bytes) if parameters.logprobs else None
         if not call.stream:
-            return await as_answer(deltas, writer=writer, usage=lambda: usage_of(ready.result))
+            return await as_answer(
+                deltas, writer=writer, usage=lambda: usage_of(ready.results), choices=count, describe=describe
+            )
         frames = as_frames(
-            deltas, writer=writer, usage=lambda: usage_of(ready.result), include_usage=call.include_usage
+            deltas,
+            writer=writer,
+            usage=lambda: usage_of(ready.results),
+            include_usage=call.include_usage,
+            choices=count,
+            describe=describe,
         )
         return Stream(frames=frames)
 
@@ -194,18 +205,18 @@ class EmbeddedBackend(Backend):
         tokens = room.encode(call.prompt, chunks=chunks, with_tools=parameters.tool_choice != "none")
         ids = tokens.encoded.ids
         count_template(call.report, len(ids))
-        sampling = parameters.sampling()
-        return _Ready(
-            request=GenerationRequest(
-                ids=ids,
-                sampling=capped(sampling, prompt=len(ids), limit=room.limit),
-                grammar=grammar,
-                reuse=self._reused(room, call, tokens) if tokens.encoded.spans else None,
-                namespace=call.tenant,
-                prefix_cache=policy.mode != "off",
-                request_id=call.request_id,
-            )
+        sampling = capped(parameters.sampling(room.defaults), prompt=len(ids), limit=room.limit)
+        request = GenerationRequest(
+            ids=ids,
+            sampling=sampling,
+            grammar=grammar,
+            reuse=self._reused(room, call, tokens) if tokens.encoded.spans else None,
+            namespace=call.tenant,
+            prefix_cache=policy.mode != "off",
+            request_id=call.request_id,
         )
+        seeds = (choice_seed(sampling.seed, index) for index in range(parameters.n))
+        return _Ready(requests=tuple(replace(request, sampling=replace(sampling, seed=seed)) for seed in seeds))
 
     def _reused(self, room: "EngineRoom", call: Call, tokens: "Tokens") -> "Reuse | None":
         """Look the chunks up; what is missing, or could be better, is computed in the background for the next time."""
@@ -234,8 +245,14 @@ class EmbeddedBackend(Backend):
             return self._salts.retrieved(retrieve.collection, tenant=call.tenant)
         return self._salts.tenant(call.tenant)
 
-    async def _deltas(self, room: "EngineRoom", ready: _Ready, report: Report) -> AsyncGenerator[Delta, None]:
-        generation = room.service.generate(ready.request)
+    async def _deltas(
+        self, room: "EngineRoom", ready: _Ready, index: int, report: Report
+    ) -> AsyncGenerator[Delta, None]:
+        """Of one choice. The first is queued first: it computes the prompt, and the others find it in the prefix
+        tree.
+        """
+        request = ready.requests[index]
+        generation = room.service.generate(request)
         try:
             async for delta in generation:
                 if delta.finish_reason == "abort":
@@ -244,12 +261,13 @@ class EmbeddedBackend(Backend):
         except PromptsluiceError as error:
             # The plain class is the engine's word for a bug; its message is for the log.
             if type(error) is PromptsluiceError:
-                raise internal_error(ready.request.request_id) from error
+                raise internal_error(request.request_id) from error
             raise
         finally:
             generation.abort()
-        ready.result = generation.result
-        note(report, ready.result)
+        ready.results[index] = generation.result
+        if index == 0:
+            note(report, generation.result)
 
     async def _engine(self) -> "EngineRoom":
         """The loaded engine; ModelUnavailable when it could not be loaded."""
@@ -318,11 +336,14 @@ def note(report: Report, result: Result) -> None:
     report.recomputed = result.recomputed_tokens
 
 
-def usage_of(result: Result | None) -> Usage:
-    """As it is billed: `cached_tokens` are prompt tokens that were not computed, by prefix or by chunk."""
-    assert result is not None, "the usage is read after the last delta"
+def usage_of(results: Mapping[int, Result]) -> Usage:
+    """As it is billed: the prompt once, the tokens of all choices.
+
+    `cached_tokens` are prompt tokens that were not computed for the first choice, by prefix or by chunk.
+    """
+    assert 0 in results, "the usage is read after the last delta"
     return Usage(
-        prompt_tokens=result.prompt_tokens,
-        completion_tokens=result.completion_tokens,
-        cached_tokens=result.cached_tokens + result.reused_tokens,
+        prompt_tokens=results[0].prompt_tokens,
+        completion_tokens=sum(result.completion_tokens for result in results.values()),
+        cached_tokens=results[0].cached_tokens + results[0].reused_tokens,
     )

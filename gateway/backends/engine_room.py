@@ -18,6 +18,7 @@ from ...backend_engine.grammar import Grammar
 from ...backend_engine.grammar.compiler import CompiledGrammar
 from ...backend_engine.loader import LoadedModel, load_model
 from ...backend_engine.options import EngineOptions
+from ...backend_engine.params import SamplingDefaults, recommended
 from ...backend_engine.service import EngineService
 from ...backend_engine.tokenizer import ChatTokenizer, Encoded
 from ...backend_engine.types import GenerationRequest, Reuse, SamplingParams
@@ -63,13 +64,17 @@ class Reused:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineRoom:
-    """One loaded model, ready to answer. `limit`: tokens that prompt and answer may have together."""
+    """One loaded model, ready to answer. `limit`: tokens that prompt and answer may have together.
+
+    `defaults` is how tokens are drawn for requests that do not say.
+    """
 
     model: LoadedModel
     tokenizer: ChatTokenizer
     service: EngineService
     reuser: Reuser
     limit: int
+    defaults: SamplingDefaults
     _plain: Tokenizer
 
     @classmethod
@@ -83,6 +88,7 @@ class EngineRoom:
         model = load_model(path, dtype=spec.dtype, device=device, quantize=spec.quantize)
         if model.tokenizer is None:
             raise ConfigError(f"the model {spec.model} has no tokenizer; it cannot answer chat messages")
+        defaults = recommended(model.generation_config if spec.generation_config == "model" else {})
         engine = fitting_engine(model, options=engine_options(spec, on_card=device != "cpu", prefixes=prefixes))
         service = EngineService(
             engine,
@@ -100,6 +106,7 @@ class EngineRoom:
             service=service,
             reuser=Reuser(service, store, spec=model.spec, fingerprint=model.fingerprint, sinks=[sink], device=device),
             limit=min(engine.max_tokens, spec.context_limit or engine.max_tokens),
+            defaults=defaults,
             _plain=plain,
         )
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import openai
 import pytest
+from promptsluice.backend_engine.tokenizer import ChatTokenizer
 
 from .harness import Gateway, eventually, http, start_gateway, stop_gateway
 
@@ -84,6 +85,91 @@ def test_streamed_and_whole_answers_agree(engine: Gateway) -> None:
     assert chunks[-1].usage is not None
     assert chunks[-1].usage.completion_tokens == whole["usage"]["completion_tokens"]
     assert whole["usage"]["prompt_tokens"] == whole["promptsluice"]["tokens_out"] == whole["promptsluice"]["tokens_in"]
+
+
+def client_of(engine: Gateway) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{engine.url}/v1", api_key="none", max_retries=0)
+
+
+def streamed(chunks: Any, choices: int) -> tuple[list[str], list[list[Any]], list[str | None], Any]:
+    """Texts, log-probabilities and ends by choice, and the usage; each frame must carry at most one choice."""
+    texts, usage = [""] * choices, None
+    told: list[list[Any]] = [[] for _ in range(choices)]
+    ends: list[str | None] = [None] * choices
+    for chunk in chunks:
+        assert len(chunk.choices) <= 1
+        usage = chunk.usage or usage
+        for choice in chunk.choices:
+            assert ends[choice.index] is None, "nothing comes after a choice's end"
+            texts[choice.index] += choice.delta.content or ""
+            told[choice.index] += choice.logprobs.content if choice.logprobs else []
+            ends[choice.index] = choice.finish_reason
+    return texts, told, ends, usage
+
+
+def test_choices_differ_reproduce_and_share_their_prompt(engine: Gateway) -> None:
+    story = "Once upon a time a gardener had a stone. " * 12
+    messages: Any = [{"role": "user", "content": story + "How does it go on?"}]
+    fields: Any = {"model": MODEL, "messages": messages, "n": 3, "seed": 11, "max_tokens": 12}
+    whole = client_of(engine).chat.completions.create(**fields)
+    texts = [choice.message.content for choice in whole.choices]
+    assert [choice.index for choice in whole.choices] == [0, 1, 2] and len(set(texts)) == 3
+    assert whole.usage is not None and 12 < whole.usage.completion_tokens <= 36
+    again = client_of(engine).chat.completions.create(**fields, stream=True, stream_options={"include_usage": True})
+    found, _, ends, usage = streamed(again, 3)
+    assert found == texts and set(ends) <= {"stop", "length"}
+    assert usage.prompt_tokens == whole.usage.prompt_tokens
+    assert usage.completion_tokens == whole.usage.completion_tokens
+    one = client_of(engine).chat.completions.create(**fields | {"n": 1})
+    assert one.choices[0].message.content == texts[0] and one.usage is not None
+    assert one.usage.prompt_tokens == whole.usage.prompt_tokens
+
+
+def test_logprobs_whole_and_streamed(engine: Gateway) -> None:
+    fields: Any = {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": "Repeat exactly: naïve 你好 \N{WAVING HAND SIGN}"}],
+        "temperature": 0,
+        "max_tokens": 24,
+        "logprobs": True,
+        "top_logprobs": 3,
+    }
+    choice = client_of(engine).chat.completions.create(**fields).choices[0]
+    assert choice.logprobs is not None and choice.logprobs.content
+    raw = b"".join(bytes(one.bytes or ()) for one in choice.logprobs.content)
+    assert raw.decode("utf-8", "ignore") == choice.message.content
+    for one in choice.logprobs.content:
+        assert len(one.top_logprobs) == 3 and one.logprob <= 0
+        assert one.top_logprobs[0].token == one.token, "greedy takes the likeliest"
+        assert one.top_logprobs[0].logprob == one.logprob >= one.top_logprobs[1].logprob
+    texts, told, _, _ = streamed(client_of(engine).chat.completions.create(**fields, stream=True), 1)
+    assert texts[0] == choice.message.content
+    assert [one.token for one in told[0]] == [one.token for one in choice.logprobs.content]
+    bare = client_of(engine).chat.completions.create(**fields | {"top_logprobs": 0, "max_tokens": 3})
+    assert bare.choices[0].logprobs is not None and bare.choices[0].logprobs.content
+    assert all(one.top_logprobs == [] for one in bare.choices[0].logprobs.content)
+
+
+def test_bias_penalties_and_stop_ids(engine: Gateway, smollm2_dir: Path) -> None:
+    tokenizer = ChatTokenizer(smollm2_dir)
+
+    def ids(answer: dict[str, Any]) -> list[int]:
+        return tokenizer.encode_plain(answer["choices"][0]["message"]["content"])
+
+    first = ids(ask(engine, QUESTION, max_tokens=6))[0]
+    banned = ask(engine, QUESTION, max_tokens=6, logit_bias={str(first): -100})
+    assert ids(banned)[0] != first
+    forced = ask(engine, QUESTION, max_tokens=6, logit_bias={str(first): 100})
+    assert ids(forced)[0] == first and len(set(ids(forced))) == 1
+    stopped = ask(engine, QUESTION, max_tokens=6, stop_token_ids=[first])
+    assert stopped["choices"][0]["finish_reason"] == "stop" and stopped["choices"][0]["message"]["content"] == ""
+    late = ask(engine, QUESTION, max_tokens=6, stop_token_ids=[first], min_tokens=4)
+    assert late["usage"]["completion_tokens"] >= 4
+    varied = ask(engine, QUESTION, max_tokens=40, frequency_penalty=2, presence_penalty=2)
+    assert varied["choices"][0]["message"] != ask(engine, QUESTION, max_tokens=40)["choices"][0]["message"]
+    for field, value in (("logit_bias", {"49152": 1}), ("stop_token_ids", [49152]), ("min_tokens", 7)):
+        refused = engine.post({"model": MODEL, "messages": QUESTION, "max_tokens": 6, field: value})
+        assert refused.status_code == 400 and refused.json()["error"]["param"] == field, refused.text
 
 
 def test_a_second_time_comes_from_the_prefix_cache(engine: Gateway) -> None:

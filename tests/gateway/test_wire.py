@@ -5,7 +5,7 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from promptsluice.gateway.wire import ChatWriter, EventSplitter, dumps, frame, spliced
+from promptsluice.gateway.wire import ChatWriter, Choice, EventSplitter, dumps, frame, spliced
 from promptsluice.prompt import Usage
 
 
@@ -61,6 +61,22 @@ def test_chunks_of_one_answer_agree_and_are_ascii() -> None:
     assert finish["choices"][0]["finish_reason"] == "stop" and finish["choices"][0]["delta"] == {}
     assert last["choices"] == [] and last["usage"]["total_tokens"] == 5
     assert all("usage" not in chunk for chunk in (role, content, finish))
+
+
+def test_choices_carry_their_index() -> None:
+    writer = ChatWriter(model="m")
+    told = [{"token": "a", "logprob": -0.5, "bytes": [97], "top_logprobs": []}]
+    raw = [writer.role(2), writer.content("a", index=2, logprobs=told), writer.finish("length", index=2)]
+    role, content, finish = (json.loads(chunk)["choices"][0] for chunk in raw)
+    assert [one["index"] for one in (role, content, finish)] == [2, 2, 2]
+    assert content["logprobs"] == {"content": told, "refusal": None} and role["logprobs"] is None
+    choices = [Choice(text="a", reason="stop", logprobs=told), Choice(text="b", reason="length")]
+    whole = json.loads(writer.whole(choices, usage=Usage(prompt_tokens=3, completion_tokens=2)))["choices"]
+    assert [(one["index"], one["message"]["content"], one["finish_reason"]) for one in whole] == [
+        (0, "a", "stop"),
+        (1, "b", "length"),
+    ]
+    assert whole[0]["logprobs"]["content"] == told and whole[1]["logprobs"] is None
 
 
 def test_json_is_strict() -> None:
