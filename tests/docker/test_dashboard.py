@@ -13,7 +13,7 @@ from promptsluice.gateway.metrics import Metrics
 DOCKER = Path(__file__).parents[2] / "docker"
 DASHBOARD = json.loads((DOCKER / "grafana/dashboards/promptsluice.json").read_text())
 SERIES = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count"), "gauge": ("",)}
-FUNCTIONS = {"sum", "rate", "histogram_quantile", "by", "label_values"}
+FUNCTIONS = {"sum", "min", "rate", "increase", "histogram_quantile", "by", "label_values"}
 
 
 def exported() -> dict[str, frozenset[str]]:
