@@ -89,6 +89,7 @@ def case_of(question: Question, tokenizer: "ChatTokenizer", *, cut: int) -> Case
             "prefix + block": block,
             "filler": _before_content([], tokenizer, content=FILLER),
             "prefix + filler": _before_content([system], tokenizer, content=FILLER),
+            "filler in a block": _before_content([], tokenizer, content=_block_to_second(FILLER)),
         },
     )
 
@@ -98,6 +99,15 @@ class _Passage:
     chunk_id: str
     text: str
     headings: Sequence[str] = ()
+
+
+def _block_to_second(text: str) -> str:
+    """A block of retrieved documents with `text` as the first one, up to where the second one's text begins."""
+    from promptsluice.rag.render import render_block
+
+    pieces = render_block([_Passage("passage-0", text), _Passage("passage-1", "")])
+    second = [number for number, (_, source) in enumerate(pieces) if source is not None][1]
+    return "".join(piece for piece, _ in pieces[:second])
 
 
 def _before_content(system: list[dict[str, str]], tokenizer: "ChatTokenizer", *, content: str = "") -> tuple[int, ...]:

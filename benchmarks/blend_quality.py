@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 GREEDY = 16
 RATIOS = (0.05, 0.10, 0.15, 0.20, 0.30)
-REUSED_AFTER = ("bare", "BOS", "template", "prefix", "prefix + block", "filler", "prefix + filler")
-BLENDED_AFTER = ("bare", "filler")
+REUSED_AFTER = ("bare", "BOS", "template", "prefix", "prefix + block", "filler", "prefix + filler", "filler in a block")
+BLENDED_AFTER = ("bare", "filler", "filler in a block")
 METHODS = (
     "deviation of V",
     "deviation of K",
