@@ -62,7 +62,7 @@ def case_of(question: Question, tokenizer: "ChatTokenizer", *, cut: int) -> Case
     """The chat as the gateway renders retrieved documents; each passage has at most `cut` tokens."""
     from promptsluice.backend_engine import ChunkMark
     from promptsluice.kv_reuse.anchors import FILLER
-    from promptsluice.rag.render import render_block
+    from promptsluice.rag.render import before_second, render_block
 
     texts = [_cut(passage, question.answer, tokenizer, cut) for passage in question.passages]
     pieces = render_block([_Passage(f"passage-{number}", text) for number, text in enumerate(texts)])
@@ -89,7 +89,7 @@ def case_of(question: Question, tokenizer: "ChatTokenizer", *, cut: int) -> Case
             "prefix + block": block,
             "filler": _before_content([], tokenizer, content=FILLER),
             "prefix + filler": _before_content([system], tokenizer, content=FILLER),
-            "filler in a block": _before_content([], tokenizer, content=_block_to_second(FILLER)),
+            "filler in a block": _before_content([], tokenizer, content=before_second(FILLER)),
         },
     )
 
@@ -99,15 +99,6 @@ class _Passage:
     chunk_id: str
     text: str
     headings: Sequence[str] = ()
-
-
-def _block_to_second(text: str) -> str:
-    """A block of retrieved documents with `text` as the first one, up to where the second one's text begins."""
-    from promptsluice.rag.render import render_block
-
-    pieces = render_block([_Passage("passage-0", text), _Passage("passage-1", "")])
-    second = [number for number, (_, source) in enumerate(pieces) if source is not None][1]
-    return "".join(piece for piece, _ in pieces[:second])
 
 
 def _before_content(system: list[dict[str, str]], tokenizer: "ChatTokenizer", *, content: str = "") -> tuple[int, ...]:

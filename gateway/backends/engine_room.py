@@ -29,6 +29,7 @@ from ...kv_reuse.selectors import Repair, make_repair
 from ...kv_reuse.store import ChunkStore
 from ...policies.schema import EmbeddedBackend, ReuseSpec
 from ...prompt import BadRequest, ConfigError, ContextTooLong, Prompt, Segment
+from ...rag.render import before_second
 
 _WINDOW = 1024  # tokens that are scored in one piece
 _OVERLAP = 64  # of these, tokens that only give context
@@ -197,11 +198,11 @@ def device_of(spec: EmbeddedBackend) -> str:
 
 
 def anchor_of(tokenizer: ChatTokenizer, *, room: int) -> Anchor:
-    """What a chunk is computed after: the beginning of a chat with some prose in it, as far as there is `room`, the
-    tokens of a prompt, for that; nothing where there is no chat template."""
+    """What a chunk is computed after: the beginning of a chat whose first retrieved document is some prose, if there is
+    `room`, the tokens of a prompt, for that; nothing where there is no chat template."""
     if not tokenizer.has_template:
         return ()
-    text = FILLER if room >= _ROOM_FOR_FILLER else ""
+    text = before_second(FILLER) if room >= _ROOM_FOR_FILLER else ""
     chunk = ChunkMark(message=0, part=None, start=len(text), end=len(text) + 1)
     encoded = tokenizer.encode_chat([{"role": "user", "content": f"{text}."}], chunks=[chunk])
     return encoded.ids[: encoded.spans[0][0]] if encoded.spans else ()
