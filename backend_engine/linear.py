@@ -10,6 +10,8 @@ from torch import Tensor
 
 # Rows that oneDNN's blocked layout is made for. It serves other counts as well; made for one row it is slow for all.
 PACKED_ROWS = 64
+# Up to this many bytes of float32 weights are held in both layouts; of a larger model nobody expects twice its size.
+BOTH_LAYOUTS_BYTES = 2 << 30
 
 
 class Linear(Protocol):
@@ -90,10 +92,11 @@ def packed_linear(weight: Tensor, bias: Tensor | None) -> Linear:
     return PackedLinear(packed, bias, weight if weight.dtype == torch.float32 else None)
 
 
-def float_forms(dtype: torch.dtype, device: torch.device) -> Forms:
-    """The fastest forms of unquantized matrices that there are for a dtype on a device."""
-    packs = dtype in (torch.float32, torch.bfloat16) and torch.backends.mkldnn.is_available()
-    linear = packed_linear if packs and device.type == "cpu" else PlainLinear
+def float_forms(dtype: torch.dtype, device: torch.device, *, nbytes: int = 0) -> Forms:
+    """The fastest forms of unquantized matrices that there are for a dtype on a device. `nbytes`: of all of them."""
+    packs = dtype is torch.bfloat16 or (dtype is torch.float32 and nbytes <= BOTH_LAYOUTS_BYTES)
+    packed = packs and device.type == "cpu" and torch.backends.mkldnn.is_available()
+    linear = packed_linear if packed else PlainLinear
 
     def ends(embedding: Tensor, head: Tensor | None) -> tuple[Table, Linear]:
         return PlainTable(embedding), linear(embedding if head is None else head, None)

@@ -1,6 +1,7 @@
 """Weights of the decoder, read from the safetensors files of a model directory, with fused matrices."""
 
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -122,8 +123,10 @@ def load_weights(
     Raises ModelUnavailable naming the tensors that do not fit, ConfigError for what cannot be quantized here.
     """
     device = torch.device(device)
-    forms = _forms(dtype, device, quantize)
-    _check(source.shapes, expected_shapes(spec))
+    shapes = expected_shapes(spec)
+    nbytes = dtype.itemsize * sum(math.prod(shape) for shape in shapes.values())
+    forms = _forms(dtype, device, quantize, nbytes=nbytes)
+    _check(source.shapes, shapes)
 
     def read(*names: str) -> Tensor:
         """The named tensors stacked along their first axis, in memory of our own: a mapped file may change."""
@@ -147,9 +150,9 @@ def load_weights(
     )
 
 
-def _forms(dtype: torch.dtype, device: torch.device, quantize: Quantization) -> Forms:
+def _forms(dtype: torch.dtype, device: torch.device, quantize: Quantization, *, nbytes: int) -> Forms:
     if quantize == "none":
-        return float_forms(dtype, device)
+        return float_forms(dtype, device, nbytes=nbytes)
     check_int8(device, dtype)
     return INT8
 

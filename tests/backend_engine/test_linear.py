@@ -54,6 +54,7 @@ def test_the_cpu_packs_what_it_has_products_for() -> None:
     cpu = torch.device("cpu")
     assert float_forms(torch.float64, cpu).linear is PlainLinear
     assert float_forms(torch.bfloat16, torch.device("cuda")).linear is PlainLinear
+    assert float_forms(torch.float32, cpu, nbytes=3 << 30).linear is PlainLinear
     half = float_forms(torch.bfloat16, cpu).linear(weight.bfloat16(), None)
     assert isinstance(half, PackedLinear) and half.single is None
     x = torch.randn(3, 24).bfloat16()
