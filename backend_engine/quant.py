@@ -104,7 +104,7 @@ def _packed(weight: Tensor, scales: Tensor) -> Any:
         warnings.filterwarnings("ignore", message=".*quantized tensor creation", category=UserWarning)
         try:
             torch.backends.quantized.engine = "fbgemm"
-            tensor = torch._make_per_channel_quantized_tensor(weight, scales.double(), zeros, 0)
+            tensor = torch.ops.aten._make_per_channel_quantized_tensor(weight, scales.double(), zeros, 0)
             return torch.ops.quantized.linear_prepack(tensor, None)
         finally:
             torch.backends.quantized.engine = engine

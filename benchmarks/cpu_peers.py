@@ -56,6 +56,7 @@ class LlamaCpp:
 
     def _prefill(self, sequence: int, ids: list[int]) -> int:
         rows = [(token, place, sequence) for place, token in enumerate(ids)]
+        drawn: list[int] = []
         for start in range(0, len(rows), 512):
             drawn = self._run(rows[start : start + 512], last_only=True)
         return drawn[0]

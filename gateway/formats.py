@@ -41,7 +41,7 @@ class ResponseFormat(Body):
 class StructuredOutputs(Body):
     """vLLM's `structured_outputs`: one of these."""
 
-    json_: Any = Field(None, alias="json")
+    json_: Any = Field(default=None, alias="json")
     regex: str | None = None
     choice: list[str] | None = None
     json_object: bool | None = None

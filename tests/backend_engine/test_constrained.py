@@ -128,8 +128,8 @@ def test_a_grammar_that_gets_too_complex_ends_its_own_request_only(model: Loaded
     engine.add(constrained(engine, Grammar.json_schema(explosive, param="guided_json"), 1), bad)
     engine.add(constrained(engine, Grammar.json_schema(POINT), 2), good)
     finish(engine)
-    error = bad.error
-    assert isinstance(error, BadRequest) and error.param == "guided_json" and "too complex" in error.message
+    assert bad.error is not None and isinstance(bad.error, BadRequest)
+    assert bad.error.param == "guided_json" and "too complex" in bad.error.message
     assert json.loads(good.text)
     assert_idle(engine)
 
