@@ -1,4 +1,6 @@
-"""Embedded engines under the names that vLLM gives its metrics, where the meaning is the same: dashboards fit both."""
+"""The backends' own gauges, and embedded engines under the names that vLLM gives its metrics, where the meaning is the
+same: dashboards fit both.
+"""
 
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
@@ -10,6 +12,24 @@ if TYPE_CHECKING:
     from ..backend_engine.readings import Distribution, Readings
 
 _LABELS = ("model_name", "engine")
+
+
+class BackendCollector(Collector):
+    """Gives out the gauges that `show` was told last."""
+
+    def __init__(self) -> None:
+        self._stats: Mapping[str, Mapping[str, float]] = {}
+
+    def show(self, stats: Mapping[str, Mapping[str, float]]) -> None:
+        """By backend; what is not among them is gone."""
+        self._stats = stats
+
+    def collect(self) -> Iterator[Metric]:
+        family = GaugeMetricFamily("promptsluice_backend", "A backend's own gauges", labels=("backend", "name"))
+        for backend, stats in self._stats.items():
+            for name, value in stats.items():
+                family.add_metric((backend, name), value)
+        yield family
 
 
 class EngineCollector(Collector):

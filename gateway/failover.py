@@ -1,12 +1,14 @@
 """A request over its backend and the backend's fallbacks, each asked once at most, while nothing has been sent."""
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import replace
 
 from ..prompt import PromptsluiceError
-from .backends.base import ATTEMPTS_HEADER, Answer, Call, Stream
+from .backends.base import ATTEMPTS_HEADER, Answer, Call, Frame, Stream
 from .edge import log
 from .house import Sluice
+from .stream import FIRST_FRAME_S, abandon, next_frame
 
 # Of these the fault lies with the one who was asked: somebody else may do better. A request that is wrong stays wrong.
 _OTHERS_MAY = frozenset({408, 429, 500, 502, 503, 504})
@@ -19,6 +21,8 @@ async def complete(sluice: Sluice, call: Call, *, backend: str) -> Answer | Stre
         call.report.backend = name
         try:
             reply = await sluice.backends[name].complete(replace(call, model=model))
+            if following is not None and isinstance(reply, Stream):
+                reply = await opened(reply)
         except PromptsluiceError as error:
             asked += _attempts(error.headers)
             _count(error.headers, asked, chain)
@@ -42,6 +46,39 @@ def _chain(sluice: Sluice, call: Call, backend: str) -> list[tuple[str, str]]:
     spec = sluice.policy_set.backends.get(backend)
     others = () if spec is None else spec.fallbacks
     return [(backend, call.model), *((other.backend, other.model or call.model) for other in others)]
+
+
+async def opened(stream: Stream) -> Stream:
+    """The stream with its first frame waited for, as long as the status line waits; raises what came instead of it.
+
+    An engine with a full queue, or an upstream that breaks off at once, says so only then.
+    """
+    first = asyncio.create_task(next_frame(stream.frames))
+    try:
+        await asyncio.wait({first}, timeout=FIRST_FRAME_S)
+        if first.done():
+            first.result()
+    except BaseException as error:
+        await abandon(first, stream.frames)
+        if isinstance(error, PromptsluiceError) and ATTEMPTS_HEADER in stream.headers:
+            error.headers.setdefault(ATTEMPTS_HEADER, stream.headers[ATTEMPTS_HEADER])
+        raise
+    frames = _resumed(first, stream.frames)
+    await anext(frames)  # closing a generator that has not begun would run none of its lines
+    return replace(stream, frames=frames)
+
+
+async def _resumed(
+    first: "asyncio.Task[Frame | None]", frames: AsyncGenerator[Frame, None]
+) -> AsyncGenerator[Frame, None]:
+    try:
+        yield Frame(data=b"")
+        item = await first
+        while item is not None:
+            yield item
+            item = await next_frame(frames)
+    finally:
+        await abandon(first, frames)
 
 
 def _attempts(headers: Mapping[str, str]) -> int:

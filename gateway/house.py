@@ -31,7 +31,7 @@ class Sluice:
         self.optimizers = Workers("optimizing", threads=2, waiting=64)
         self.librarians = Workers("collection", threads=4, waiting=64)
         self.rooms = rooms
-        self.rooms.backends = backends
+        self.rooms.wire(policy_set, backends)
         self.draining = False
         self._holders = 0
         self._unheld = asyncio.Event()

@@ -2,12 +2,12 @@
 backends.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from ..prompt import Report, Usage
-from .engine_metrics import EngineCollector
+from .engine_metrics import BackendCollector, EngineCollector
 
 _METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"})
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
@@ -76,7 +76,8 @@ class Metrics:
         self._file_accepted.set(1)
         self.engines = EngineCollector()
         own.register(self.engines)
-        self._backend = Gauge("promptsluice_backend", "A backend's own gauges", ("backend", "name"), registry=own)
+        self.backends = BackendCollector()
+        own.register(self.backends)
 
     def http(self, route: str, method: str, status: int, seconds: float) -> None:
         """Count one HTTP exchange; status 499 is a client that left."""
@@ -112,11 +113,6 @@ class Metrics:
         self._reloads.labels("refused" if models is None else "accepted").inc()
         self._file_accepted.set(models is not None)
         self._models |= frozenset(models or ())
-
-    def backend(self, name: str, stats: Mapping[str, float]) -> None:
-        """Take over a backend's gauges."""
-        for stat, value in stats.items():
-            self._backend.labels(name, stat).set(value)
 
     def render(self) -> bytes:
         """The Prometheus text format."""

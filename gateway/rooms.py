@@ -4,8 +4,8 @@ All load when they are first needed and block while they do; called from worker 
 """
 
 import threading
-from collections.abc import Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,7 @@ from ..compressors.context import Count
 from ..policies import PolicySet
 from ..policies.schema import RetrieveSpec
 from ..prompt import Prompt
+from .salts import Salts
 
 if TYPE_CHECKING:
     import numpy as np
@@ -29,8 +30,18 @@ class Rooms:
     def __init__(self, policy_set: PolicySet) -> None:
         self._policy_set = policy_set
         self._lock = threading.RLock()
-        self.backends: Mapping[str, Backend] = {}
-        """Set once, by the house: backends are made with the rooms, and the rooms count and warm with the backends."""
+        self._backends: Mapping[str, Backend] = {}
+        self._salts: Callable[[], Salts] = Salts
+
+    def wire(self, policy_set: PolicySet, backends: Mapping[str, "Backend"]) -> None:
+        """By the house, and by each that follows it: the file in force, and the backends to count and warm with, which
+        are made with the rooms."""
+        self._policy_set, self._backends = policy_set, backends
+        self._salts = cache(lambda: Salts.of(policy_set))
+
+    def salts(self) -> Salts:
+        """Whose chunks are whose by the file in force: backends may outlive the file that they were made for."""
+        return self._salts()
 
     def model_path(self, name: str) -> Path:
         """Where a model's files lie. ModelUnavailable says what to run when they are not there."""
@@ -92,12 +103,12 @@ class Rooms:
 
     def _count(self, text: str) -> int:
         """Chunks are measured in the tokens of the first backend: one collection serves them all."""
-        return next(iter(self.backends.values())).count_tokens(text)
+        return next(iter(self._backends.values())).count_tokens(text)
 
     def _warm(self, collection: str, texts: Sequence[str]) -> None:
-        for backend in self.backends.values():
+        for backend in self._backends.values():
             backend.warm(texts, collection=collection)
 
     def _forget(self, collection: str, texts: Sequence[str]) -> None:
-        for backend in self.backends.values():
+        for backend in self._backends.values():
             backend.forget(texts, collection=collection)

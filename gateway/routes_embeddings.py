@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from fastapi import APIRouter, Request
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, ValidationError, ValidatorFunctionWrapHandler, field_validator
 from starlette.responses import Response
 
 from ..prompt import BadRequest, ContextTooLong, UpstreamTimeout
@@ -42,6 +42,18 @@ class Embeddings(Body):
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = None
     user: str | None = None
+
+    @field_validator("input", mode="wrap")
+    @classmethod
+    def _one_complaint(cls, value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+        """Not one for each form that it could have had."""
+        try:
+            return handler(value)
+        except ValidationError:
+            raise ValueError(
+                f"must be a text, up to {MAX_INPUTS} texts, a list of token ids or up to {MAX_INPUTS} such lists; "
+                "none of them empty"
+            ) from None
 
 
 @router.post("/v1/embeddings")

@@ -46,9 +46,9 @@ async def metrics(sluice: House) -> Response:
 def _render(sluice: Sluice) -> bytes:
     engines: dict[tuple[str, str], Readings] = {}
     for name, backend in sluice.backends.items():
-        sluice.metrics.backend(name, backend.stats())
         readings, spec = backend.readings(), sluice.policy_set.backends.get(name)
         if readings is not None and spec is not None:
             engines[next(iter(spec.models), ""), name] = readings
+    sluice.metrics.backends.show({name: backend.stats() for name, backend in sluice.backends.items()})
     sluice.metrics.engines.show(engines)
     return sluice.metrics.render()

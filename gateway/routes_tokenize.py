@@ -50,7 +50,7 @@ async def tokenize(request: Request, sluice: House, caller: Known) -> Response:
     answer: dict[str, Any] = {"count": len(ids), "max_model_len": await _limit(backend, body.model), "tokens": [*ids]}
     if body.return_token_strs:
         answer["token_strs"] = await sluice.readers.run(lambda: [backend.detokenize([token]) for token in ids])
-    return Response(dumps(answer), media_type="application/json")
+    return Response(await sluice.readers.run(lambda: dumps(answer)), media_type="application/json")
 
 
 @router.post("/detokenize")
@@ -60,7 +60,7 @@ async def detokenize(request: Request, sluice: House, caller: Known) -> Response
     body = await sluice.readers.run(lambda: read_body(raw, Tokens))
     backend = await _backend(sluice, body.model, caller)
     text = await sluice.readers.run(lambda: backend.detokenize(body.tokens))
-    return Response(dumps({"prompt": text}), media_type="application/json")
+    return Response(await sluice.readers.run(lambda: dumps({"prompt": text})), media_type="application/json")
 
 
 def _prompt(body: TextOrChat) -> Prompt | str:

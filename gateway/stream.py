@@ -43,13 +43,13 @@ class EventStream(Response):
         cls, frames: AsyncGenerator[Frame, None], *, headers: Mapping[str, str], request_id: str
     ) -> "EventStream":
         """Wait for the first frame, though not for ever; PromptsluiceError when there is an error instead of it."""
-        first = asyncio.create_task(_next(frames))
+        first = asyncio.create_task(next_frame(frames))
         try:
             await asyncio.wait({first}, timeout=FIRST_FRAME_S)
             if first.done():
                 first.result()
         except BaseException:
-            await _abandon(first, frames)
+            await abandon(first, frames)
             raise
         return cls(frames, first, headers=headers, request_id=request_id)
 
@@ -64,7 +64,7 @@ class EventStream(Response):
         finally:
             if keeper is not None:
                 keeper.cancel()
-            await _abandon(self._first, self._frames)
+            await abandon(self._first, self._frames)
 
     async def _send_frames(self, send: Send) -> bool:
         """Send every frame; False when the answer broke off, which its last frame then says."""
@@ -74,7 +74,7 @@ class EventStream(Response):
                 await self._write(send, item.data)
                 if item.failed:
                     return False
-                item = await _next(self._frames)
+                item = await next_frame(self._frames)
         except PromptsluiceError as error:
             log.warning("request %s broke off: %s", self._request_id, error.message)
             await self._write(send, dumps(error.to_wire()))
@@ -101,11 +101,12 @@ class EventStream(Response):
                 await send({"type": "http.response.body", "body": KEEPALIVE, "more_body": True})
 
 
-async def _next(frames: AsyncGenerator[Frame, None]) -> Frame | None:
+async def next_frame(frames: AsyncGenerator[Frame, None]) -> Frame | None:
+    """None at their end."""
     return await anext(frames, None)
 
 
-async def _abandon(first: "asyncio.Task[Frame | None]", frames: AsyncGenerator[Frame, None]) -> None:
+async def abandon(first: "asyncio.Task[Frame | None]", frames: AsyncGenerator[Frame, None]) -> None:
     """Stop waiting and close the frames, which ends the work behind them."""
     first.cancel()
     await asyncio.wait({first})

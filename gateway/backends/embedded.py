@@ -56,7 +56,8 @@ class _Ready:
 class EmbeddedBackend(Backend):
     """Answers with a model in this process. `path` finds its files, `store` opens the chunk store; both may block.
 
-    `salts` keep tenants' chunks apart; `prefixes` is the folder of the prefix cache's disk tier, where there is one.
+    `salts` keep tenants' chunks apart, as the file in force has it; `prefixes` is the folder of the prefix cache's disk
+    tier, where there is one.
     """
 
     kv_reuse = True
@@ -68,11 +69,11 @@ class EmbeddedBackend(Backend):
         *,
         path: Callable[[], Path],
         store: Callable[[], "ChunkStore"],
-        salts: Salts | None = None,
+        salts: Callable[[], Salts] = Salts,
         prefixes: Path | None = None,
     ) -> None:
         super().__init__(name)
-        self._salts = salts or Salts()
+        self._salts = salts
         self._spec = spec
         self._path = path
         self._store = store
@@ -157,13 +158,13 @@ class EmbeddedBackend(Backend):
     def warm(self, texts: Sequence[str], *, collection: str) -> None:
         """Have the KV of chunks computed in the background; what finds no room is computed when it is first missed, and
         so is what each tenant has for itself."""
-        salt = self._salts.ingested(collection)
+        salt = self._salts().ingested(collection)
         if salt is not None:
             self._in_background(lambda: self._opened().warm(texts, salt=salt))
 
     def forget(self, texts: Sequence[str], *, collection: str) -> None:
         """Have the KV of chunks deleted in the background, after what is being computed now."""
-        self._in_background(lambda: self._opened().forget(texts, salts=self._salts.everywhere(collection)))
+        self._in_background(lambda: self._opened().forget(texts, salts=self._salts().everywhere(collection)))
 
     async def complete(self, call: Call) -> Answer | Stream:
         parameters = chat_parameters(call.prompt.body)
@@ -242,8 +243,8 @@ class EmbeddedBackend(Backend):
     def _salt(self, call: Call, segment: Segment) -> str:
         retrieve = call.policy.retrieve
         if segment.original is None and retrieve is not None:
-            return self._salts.retrieved(retrieve.collection, tenant=call.tenant)
-        return self._salts.tenant(call.tenant)
+            return self._salts().retrieved(retrieve.collection, tenant=call.tenant)
+        return self._salts().tenant(call.tenant)
 
     async def _deltas(
         self, room: "EngineRoom", ready: _Ready, index: int, report: Report

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from ...policies import PolicySet
 from ...policies.schema import EmbeddedBackend, OpenAIBackend
 from ..rooms import Rooms
-from ..salts import Salts
 from .base import Backend, counted_tokens, estimated_tokens
 
 if TYPE_CHECKING:
@@ -29,7 +28,7 @@ def _make(policy_set: PolicySet, rooms: Rooms, name: str) -> Backend:
             spec,
             path=lambda: rooms.model_path(spec.model),
             store=rooms.store,
-            salts=Salts.of(policy_set),
+            salts=rooms.salts,
             prefixes=policy_set.prefix_cache_path(spec),
         )
     from .openai import UpstreamBackend

@@ -17,6 +17,7 @@ from promptsluice.gateway.app import create_app
 from promptsluice.gateway.backends.base import Answer, Call, Stream
 from promptsluice.gateway.backends.echo import EchoBackend
 from promptsluice.gateway.engine_metrics import EngineCollector
+from promptsluice.gateway.metrics import Metrics
 from promptsluice.policies import PolicySet
 from promptsluice.prompt import Overloaded
 
@@ -67,6 +68,14 @@ def test_a_distribution_counts_what_is_at_most_each_bound() -> None:
     for value in (0.5, 1.0, 1.5, 9.0):
         distribution.add(value)
     assert distribution.cumulative() == (2, 3, 4) and math.isclose(distribution.total, 12.0)
+
+
+def test_a_backend_that_is_gone_shows_no_gauges() -> None:
+    metrics = Metrics()
+    metrics.backends.show({"old": {"running": 3.0}, "kept": {"running": 1.0}})
+    metrics.backends.show({"kept": {"running": 2.0}})
+    lines = [line for line in metrics.render().decode().splitlines() if line.startswith("promptsluice_backend")]
+    assert lines == ['promptsluice_backend{backend="kept",name="running"} 2.0']
 
 
 class Hung(EchoBackend):

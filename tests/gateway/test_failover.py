@@ -1,7 +1,13 @@
 """Fallbacks: who is asked, how often, and whose answer or error the client sees."""
 
+import asyncio
 import json
+from collections.abc import AsyncGenerator
 from typing import Any
+
+import pytest
+from promptsluice.gateway.backends.base import Frame, Stream
+from promptsluice.gateway.failover import opened
 
 from .harness import Exchange, Gateway, Upstream, eventually
 
@@ -57,3 +63,33 @@ def test_nothing_is_glued_to_an_answer_that_has_begun(gateway: Gateway, upstream
     frames = [json.loads(line[6:]) for line in response.text.strip().split("\n\n")]
     assert frames[0] == chunk and "error" in frames[1] and len(frames) == 2
     eventually(lambda: gateway.metric("promptsluice_http_in_flight") == 1)
+
+
+def test_a_stream_that_fails_before_its_first_frame_is_anothers(gateway: Gateway, upstream: Upstream) -> None:
+    async def says_only_200(exchange: Exchange) -> None:
+        await exchange.head()
+        exchange.reset()
+
+    upstream.answer(says_only_200)
+    response = gateway.post({"model": "lame", "messages": HI, "stream": True})
+    assert response.status_code == 200 and response.text.endswith("data: [DONE]\n\n"), response.text
+    assert response.headers["x-promptsluice-backend"] == "echo" and len(upstream.seen) == 1
+    assert response.headers["x-promptsluice-attempts"] == str(UNREACHABLE_ATTEMPTS + 2)
+
+
+@pytest.mark.parametrize("waits", [False, True])
+async def test_an_opened_stream_that_nobody_reads_is_closed(waits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("promptsluice.gateway.failover.FIRST_FRAME_S", 0.01 if waits else 60.0)
+    closed = asyncio.Event()
+
+    async def frames() -> AsyncGenerator[Frame, None]:
+        try:
+            await asyncio.sleep(3600 if waits else 0)
+            yield Frame(data=b"{}")
+        finally:
+            closed.set()
+
+    stream = await opened(Stream(frames=frames()))
+    assert not closed.is_set()
+    await stream.frames.aclose()
+    assert closed.is_set()

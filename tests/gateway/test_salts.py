@@ -1,11 +1,21 @@
 """Whose stored chunks are whose: by the policy file and the API key, never by what a client says."""
 
 import hashlib
+import threading
+from asyncio import to_thread
+from pathlib import Path
 
 import pytest
+from promptsluice.gateway.backends.registry import backends_of
 from promptsluice.gateway.caller import Caller
+from promptsluice.gateway.house import Sluice
+from promptsluice.gateway.metrics import Metrics
+from promptsluice.gateway.rooms import Rooms
 from promptsluice.gateway.salts import Salts
 from promptsluice.policies import PolicySet
+from promptsluice.prompt import ModelUnavailable
+
+from .harness import PATIENCE_S
 
 KEYED = """
 version: 1
@@ -43,3 +53,33 @@ def test_a_deleted_document_is_forgotten_for_every_known_tenant(monkeypatch: pyt
     salts = Salts.of(PolicySet.from_text(KEYED % digest("secret")))
     tenants = [Caller(request_id="", api_key=key).tenant for key in ("secret", "other", None)]
     assert set(salts.everywhere("c")) == {"collection:c", *(salts.tenant(tenant) for tenant in tenants)}
+
+
+class Asked(Rooms):
+    """Says when a backend asks for its model, which it does only to compute something."""
+
+    def __init__(self, policy_set: PolicySet) -> None:
+        super().__init__(policy_set)
+        self.asked = threading.Event()
+
+    def model_path(self, name: str) -> Path:
+        self.asked.set()
+        raise ModelUnavailable(f"{name} is not here")
+
+
+async def test_a_backend_that_outlives_its_policy_file_keeps_to_the_salts_of_the_new_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PROMPTSLUICE_TEST_KEY", "other")
+    keyed = PolicySet.from_text(KEYED % digest("secret"))
+    rooms = Asked(keyed)
+    house = Sluice(keyed, rooms=rooms, backends=backends_of(keyed, rooms), metrics=Metrics())
+    assert rooms.salts().ingested("private") is None
+    successor = await house.rewired(PolicySet.default(), given={})
+    (kept,) = successor.backends.values()
+    assert kept in house.backends.values()
+    kept.warm(["a text"], collection="private")  # public now, so that it is computed ahead
+    assert await to_thread(rooms.asked.wait, PATIENCE_S)
+    third = await successor.rewired(keyed, given={})
+    assert rooms.salts().ingested("private") is None and kept in third.backends.values()
+    await third.close()
