@@ -145,6 +145,8 @@ class UpstreamBackend(Backend):
             return Answer(body=body, headers=headers, usage=usage_of(body, backend=self.name))
         if 300 <= status < 400:
             raise UpstreamError(f"backend {self.name!r} answered with a redirect ({status}), which is not followed")
+        if not 400 <= status < 600:
+            raise UpstreamError(f"backend {self.name!r} answered with status {status}, which is neither yes nor no")
         return Answer(body=self._secret.hidden_in(as_error_body(status, body)), status=status, headers=headers)
 
     async def _body(self, response: httpx.Response) -> bytes:

@@ -20,6 +20,7 @@ _SLUGS = {
     422: ("invalid_request_error", None),
     429: ("rate_limit_error", "rate_limit_exceeded"),
 }
+_MOST_TOKENS = 1 << 53  # beyond it counters, which are floats, count no more
 _CONTEXT = re.compile(r"context.{0,20}(length|window)|too (long|many tokens)", re.IGNORECASE)
 
 
@@ -35,10 +36,13 @@ class Secret:
 
 
 def passed_headers(headers: Mapping[str, str]) -> dict[str, str]:
-    """The few response headers that clients act on; hop-by-hop, length and cookie headers stay behind."""
-    kept = {k.lower(): v for k, v in headers.items() if k.lower() in _PASSED or k.lower().startswith("x-ratelimit-")}
-    if "x-request-id" in headers:
-        kept["x-promptsluice-upstream-request-id"] = headers["x-request-id"]
+    """The few response headers that clients act on; hop-by-hop, length and cookie headers stay behind, and what is not
+    ASCII, which not every value that was read could be written as.
+    """
+    plain = {name.lower(): value for name, value in headers.items() if value.isascii()}
+    kept = {name: value for name, value in plain.items() if name in _PASSED or name.startswith("x-ratelimit-")}
+    if "x-request-id" in plain:
+        kept["x-promptsluice-upstream-request-id"] = plain["x-request-id"]
     return kept
 
 
@@ -57,7 +61,7 @@ def _error_object(status: int, parsed: Any) -> dict[str, Any]:
     """Flat errors of other dialects: vLLM's `{"object": "error", "message"}`, `{"detail"}`, `{"error": "text"}`."""
     flat = parsed if isinstance(parsed, dict) else {}
     found = next((flat[key] for key in ("message", "detail", "error") if flat.get(key)), None)
-    message = found if isinstance(found, str) else dumps(found).decode() if found is not None else None
+    message = found if isinstance(found, str) else None if found is None else json.dumps(found)
     kind, code = _SLUGS.get(status, ("upstream_error", "upstream_error"))
     if isinstance(flat.get("type"), str):
         kind = flat["type"]
@@ -110,7 +114,7 @@ def _usage(raw: Any) -> Usage | None:
 
 
 def _count(value: Any) -> int:
-    return value if isinstance(value, int) and value >= 0 else 0
+    return value if isinstance(value, int) and 0 <= value <= _MOST_TOKENS else 0
 
 
 class ChatStreamReader:
@@ -149,10 +153,10 @@ class ChatStreamReader:
             yield Frame(data=data, content=_has_content(choices))
         else:
             self._usage = _usage(usage)
-            self._usage_frame = data if not choices else dumps({**chunk, "choices": []})
+            self._usage_frame = data if not choices else self._dumped({**chunk, "choices": []})
             if choices:
                 bare = {name: value for name, value in chunk.items() if name != "usage"}
-                yield Frame(data=dumps(bare), content=_has_content(choices))
+                yield Frame(data=self._dumped(bare), content=_has_content(choices))
 
     def end(self) -> Iterator[Frame]:
         """The stream's end without [DONE]: fine when every choice has finished, else the upstream broke off."""
@@ -175,6 +179,12 @@ class ChatStreamReader:
                 self._open.add(index)
                 if choice.get("finish_reason") is not None:
                     self._finished.add(index)
+
+    def _dumped(self, chunk: Mapping[str, Any]) -> bytes:
+        try:
+            return dumps(chunk)
+        except ValueError as error:  # a number such as 1e999, which was read as infinity
+            raise UpstreamError(f"backend {self._backend!r} sent a chunk with a number out of range") from error
 
     def _parsed(self, data: bytes) -> dict[str, Any]:
         try:

@@ -287,6 +287,46 @@ def send_chat(client: socket.socket, *, stream: bool) -> None:
     client.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
 
 
+@pytest.mark.parametrize("status", ["200 OK", "429 Too Many Requests"])
+def test_header_values_that_cannot_be_written_stay_behind(gateway: Gateway, upstream: Upstream, status: str) -> None:
+    async def answer(exchange: Exchange) -> None:
+        body = b'{"choices": [], "error": {"message": "no"}}'
+        await exchange.head(status, "application/json", f"content-length: {len(body)}\r\nx-request-id: \u6f22\r\n")
+        await exchange.send(body)
+
+    upstream.answer(answer)
+    response = gateway.post({"model": "far", "messages": HI})
+    assert response.status_code == int(status[:3]) and "x-promptsluice-upstream-request-id" not in response.headers
+
+
+@pytest.mark.parametrize("body", [b'{"detail": [{"input": NaN}]}', b'{"message": {"limit": 1e999}}'])
+def test_errors_that_are_no_json_pass_as_text(gateway: Gateway, upstream: Upstream, body: bytes) -> None:
+    upstream.answer(lambda exchange: exchange.json("400 Bad Request", body))
+    response = gateway.post({"model": "far", "messages": HI})
+    assert response.status_code == 400 and ("NaN" in response.text or "Infinity" in response.text)
+    assert isinstance(response.json()["error"]["message"], str)
+
+
+def test_a_usage_beyond_all_numbers_is_not_counted(gateway: Gateway, upstream: Upstream) -> None:
+    body = b'{"choices": [], "usage": {"prompt_tokens": %s, "completion_tokens": 1}}' % (b"9" * 400)
+    upstream.answer(lambda exchange: exchange.json("200 OK", body))
+    assert gateway.post({"model": "far", "messages": HI}).content == body
+
+
+def test_a_number_out_of_range_in_a_chunk_that_has_to_be_rewritten(gateway: Gateway, upstream: Upstream) -> None:
+    data = b'data: {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}], "x": 1e999, "usage": {}}\n\n'
+    upstream.answer(answers(data, DONE))
+    response = gateway.post({"model": "far", "messages": HI, "stream": True})
+    assert response.status_code == 502 and "out of range" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("status", ["204 No Content", "202 Accepted", "666 Odd"])
+def test_a_status_that_is_no_answer_is_a_bad_gateway(gateway: Gateway, upstream: Upstream, status: str) -> None:
+    upstream.answer(lambda exchange: exchange.head(status))
+    response = gateway.post({"model": "far", "messages": HI})
+    assert response.status_code == 502 and status[:3] in response.json()["error"]["message"]
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_leaves_before_the_first_byte(
     gateway: Gateway, upstream: Upstream, leaving: socket.socket, stream: bool
