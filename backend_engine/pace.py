@@ -46,6 +46,6 @@ class Pace:
         if alone is None or seconds <= 0:
             return
         change = (self._stall * median_low(alone) / seconds) ** 0.5
-        if change < 1 or rows >= 0.75 * self._rows:  # a step that was not full says nothing about larger ones
+        if change < 1 or rows >= 0.75 * int(self._rows):  # a step that was not full says nothing about larger ones
             grown = self._rows * max(_FASTEST_FALL, min(_FASTEST_GROWTH, change))
             self._rows = max(float(self._least), min(float(self._most), grown))

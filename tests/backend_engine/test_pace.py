@@ -57,6 +57,11 @@ def test_a_single_slow_step_is_soon_forgotten() -> None:
     assert min(after) >= before * 0.4 and after[-1] > before * 0.8
 
 
+def test_it_grows_from_a_single_row() -> None:
+    ran = _run(Pace(stall=2.5, least=1, most=512), MACHINES["fast"], 8, 60, random.Random(1))
+    assert max(rows for rows, _ in ran) > 50
+
+
 def test_it_follows_a_machine_that_becomes_slower_and_streams_that_come_and_go() -> None:
     pace, noise, machine = Pace(stall=2.5, least=16, most=512), random.Random(3), MACHINES["linear"]
     _run(pace, machine, 4, 100, noise)
