@@ -55,10 +55,11 @@ class TokenCounts:
         if not self._free:
             self._grow(vocab)
         assert self._counts is not None
-        slot = self._slots[sequence.row] = self._free.pop()
-        self._counts[slot] = 0
-        self._counts[slot, self._tensor(sequence.tokens[: sequence.prompt])] = IN_PROMPT
-        self._counted[sequence.row] = sequence.prompt
+        prompt = self._tensor(sequence.tokens[: sequence.prompt])
+        self._counts[self._free[-1]] = 0
+        self._counts[self._free[-1], prompt] = IN_PROMPT
+        # Noted last: where the device has no memory for it, the row was never entered.
+        self._slots[sequence.row], self._counted[sequence.row] = self._free.pop(), sequence.prompt
 
     def _grow(self, vocab: int) -> None:
         before = 0 if self._counts is None else len(self._counts)
