@@ -218,8 +218,10 @@ class Engine:
             rows, widths = self._table.drafted_rows(plan), plan.widths.tolist()
             return self._draw(self._graphs.drafted(*rows, widths), plan)
         decoder = self.model.decoder
-        hidden = decoder.forward(replace(self._table.layout(plan), loads=loads), self.pool).hidden
-        loads.settle()  # where all rows are dropped, not all layers are run
+        try:
+            hidden = decoder.forward(replace(self._table.layout(plan), loads=loads), self.pool).hidden
+        finally:
+            loads.settle()  # not all layers are run where all rows are dropped, or where one fails
         place = int(plan.widths.sum())
         drawing = list(range(place))
         for chunk in plan.chunks:
@@ -250,7 +252,7 @@ class Engine:
 
     def _postprocess(self, plan: StepPlan, tokens: list[int]) -> None:
         self._totals["steps"] += 1
-        self._scheduler.ran(plan, seconds=self._clock() - self._began)
+        seconds = self._clock() - self._began
         for chunk in plan.chunks:
             self._scheduler.advance(chunk)
             if chunk.last:
@@ -258,6 +260,7 @@ class Engine:
         drawn = iter(tokens)
         for sequence, draft in zip(plan.drawing, plan.guesses, strict=True):
             self._take(sequence, draft.tolist(), list(islice(drawn, 1 + len(draft))))
+        self._scheduler.ran(plan, seconds=seconds)
 
     def _take(self, sequence: Sequence, draft: list[int], drawn: list[int]) -> None:
         """Accept what was drawn after the last token, and after each guess that turned out to be what was drawn."""

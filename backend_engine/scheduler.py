@@ -95,8 +95,12 @@ class Scheduler:
         return max(0, rows)
 
     def ran(self, plan: StepPlan, *, seconds: float) -> None:
-        """Learn from a step that has run."""
-        self.relief.ran()
+        """Learn from a step that has run and whose tokens are taken in."""
+        # Only what was not reached before is progress: a last chunk that never fits must not be tried for ever.
+        further = self.relief.failures == 0 or any(
+            sequence.phase is Phase.DONE or sequence.computed > sequence.furthest for sequence in plan.sequences
+        )
+        self.relief.ran(further=further)
         self._pace.ran(decodes=len(plan.decodes), rows=sum(chunk.count for chunk in plan.chunks), seconds=seconds)
 
     def relieve(self, plan: StepPlan | None) -> bool:
@@ -105,12 +109,13 @@ class Scheduler:
         False if nothing can be made smaller. `plan` is None if it was scheduling that failed.
         """
         rows = sum(chunk.count for chunk in plan.chunks) if plan else 0
-        if not self.relief.shrink(rows=rows, running=len(self.running)):
+        if not self.relief.shrink(rows=rows, running=len(self.running), guessed=bool(plan and plan.drafts)):
             return False
         again = plan.sequences if plan else [self.admitting] if self.admitting else []
         self.admitting = None
         for sequence in again:
             if sequence in self.running:  # nothing of the failed step is shared: what it loaded may be incomplete
+                sequence.furthest = max(sequence.furthest, sequence.computed)
                 self._requeue(sequence)
         return True
 
@@ -179,7 +184,10 @@ class Scheduler:
         self._charge()
         if self.waiting.priority > self.running[-1].priority:
             return False
-        return self._full or self._placed(self.waiting.first) is None
+        if self._full:
+            return True
+        first = next((each for each in self.waiting.in_turn() if not self._fetches(each)), None)
+        return first is None or self._placed(first) is None
 
     def _extend(self, sequence: Sequence, pages: int = 1) -> None:
         fresh = self._allocator.alloc(pages, after=int(sequence.pages[-1]))
@@ -187,7 +195,7 @@ class Scheduler:
         self._table.set_pages(sequence, np.concatenate((sequence.pages, fresh)))
 
     def _guessed(self, sequences: list[Sequence]) -> list[Rows]:
-        if self._speculator is None:
+        if self._speculator is None or not self.relief.guessing:
             return []
         return self._speculator.drafts(sequences, room=self._options.step_tokens - len(sequences))
 

@@ -84,6 +84,7 @@ class Sequence:
     loaded: int = 0  # of those cached, the tokens that a tier brought back
     reused: int = 0
     recomputed: int = 0
+    furthest: int = 0  # `computed`, when the device had no memory for it
     raised: int = 0  # above the request's priority, after a long wait
     charged: int = 0  # how many of its tokens its tenant has been charged for
     submitted: float = field(default_factory=time.monotonic)

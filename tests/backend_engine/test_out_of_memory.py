@@ -14,6 +14,7 @@ from promptsluice.backend_engine.fitting import fitting_engine
 from promptsluice.backend_engine.loader import LoadedModel, load_model
 from promptsluice.backend_engine.options import EngineOptions
 from promptsluice.backend_engine.service import EngineService
+from promptsluice.backend_engine.token_counts import TokenCounts
 from promptsluice.prompt.errors import ModelUnavailable, Overloaded
 
 from .driving import Collected, Reference, assert_idle, finish, greedy, random_ids, tiny_engine
@@ -93,6 +94,57 @@ def test_what_cannot_be_made_smaller_is_refused_with_a_time_to_retry(model: Load
         error = sink.error
         assert error is not None and isinstance(error, Overloaded) and error.retry_after >= 1
     assert_idle(engine)
+
+
+def test_no_guess_costs_a_request_its_place(few_words_dir: Path) -> None:
+    """A device that has memory for a prompt, but not for a step with guesses."""
+    model = load_model(few_words_dir)
+    device = SmallDevice(model.decoder, lambda _: 20)
+    engine = tiny_engine(replace(model, decoder=device), guessed_tokens=31)  # pyright: ignore[reportArgumentType]
+    sink = Collected()
+    engine.add(greedy(random_ids(16, 40), 100), sink)
+    _stepped(engine)
+    assert device.failures == 1 and engine.stats().drafted_tokens == 0
+    assert sink.tokens == Reference(few_words_dir).greedy(random_ids(16, 40), 100)
+    assert_idle(engine)
+
+
+def test_a_last_piece_that_never_fits_is_not_tried_for_ever(model: LoadedModel) -> None:
+    """The pieces before it always run: that alone is no progress."""
+
+    class NoScores(SmallDevice):
+        def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+            if len(hidden) < 16:
+                raise torch.OutOfMemoryError("no memory")
+            return self._decoder.logits(hidden)
+
+    engine = tiny_engine(replace(model, decoder=NoScores(model.decoder, lambda _: 16)))  # pyright: ignore[reportArgumentType]
+    sink = Collected()
+    engine.add(replace(greedy(random_ids(100, 1), 20), prompt_logprobs=True), sink)
+    _stepped(engine)
+    assert isinstance(sink.error, Overloaded)
+    assert_idle(engine)
+
+
+def test_a_row_of_counts_that_could_not_be_filled_was_never_there(model: LoadedModel) -> None:
+    counts, sequence = TokenCounts(torch.device("cpu")), tiny_engine(model).prepare(greedy((3, 400)), Collected())
+    sequence.row = 0
+    with pytest.raises(IndexError):
+        counts.of([sequence], vocab=100)
+    counts.forget(0)
+    assert counts.nbytes == 0
+    assert counts.of([sequence], vocab=512)[0].nonzero().flatten().tolist() == [3, 400]
+
+
+def _stepped(engine: Engine) -> None:
+    for _ in range(500):
+        if not engine.has_work:
+            return
+        try:
+            engine.step()
+        except torch.OutOfMemoryError:
+            engine.relieve()
+    raise AssertionError(f"tried for ever: {engine.stats()}")
 
 
 def test_the_limits_grow_back(model: LoadedModel) -> None:

@@ -1,14 +1,17 @@
 """Evicted prefixes in host memory and on disk: the same tokens as without, and nothing leaks."""
 
+import os
 import random
 import shutil
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +22,7 @@ from promptsluice.backend_engine.pool import KVPool
 from promptsluice.backend_engine.service import EngineService
 from promptsluice.backend_engine.tiers.streams import SideStream
 from promptsluice.backend_engine.tiers.tiered import Tiers
-from promptsluice.prompt.errors import ConfigError
+from promptsluice.prompt.errors import ConfigError, PromptsluiceError
 
 from .driving import DEVICE, Collected, Reference, alone, assert_idle, finish, greedy, random_ids, together
 from .eager import EagerSteps
@@ -162,6 +165,76 @@ def test_an_abort_before_its_pages_are_there(model: LoadedModel, reference: Refe
     assert alone(engine, greedy(other)).tokens == reference.greedy(other)
     assert alone(engine, greedy(ids)).tokens == reference.greedy(ids)
     settled(engine)
+
+
+def test_a_step_that_fails_before_its_pages_are_there(model: LoadedModel, reference: Reference) -> None:
+    """They go to another request, and what was on its way to them has come before that."""
+
+    class Failing:
+        broken = False
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(model.decoder, name)
+
+        def forward(self, batch: Any, pool: Any) -> Any:
+            if self.broken:
+                raise RuntimeError("broken")
+            return model.decoder.forward(batch, pool)
+
+    device, stream, ids, other = Failing(), LateStream(), random_ids(101, 1), random_ids(150, 2)
+    engine = tiered(replace(model, decoder=device), side_stream=stream)  # pyright: ignore[reportArgumentType]
+    alone(engine, greedy(ids))
+    forget(engine)
+    sinks = Collected(), Collected()
+    engine.add(greedy(ids), sinks[0])
+    device.broken = True
+    with pytest.raises(RuntimeError):
+        engine.step()
+    engine.fail(PromptsluiceError("broken"))
+    device.broken = False
+    engine.add(greedy(other), sinks[1])
+    while not sinks[1].tokens:
+        engine.step()
+    stream.reach(stream.done + len(stream.waiting))
+    finish(engine)
+    assert sinks[0].error is not None and sinks[1].tokens == reference.greedy(other)
+    settled(engine)
+
+
+def test_nobody_waits_for_anothers_disk_while_steps_run_ahead(
+    model: LoadedModel, reference: Reference, tmp_path: Path
+) -> None:
+    first, ids = tiered(model, disk=tmp_path), random_ids(101, 1)
+    alone(first, greedy(ids))
+    forget(first)
+    settled(first)
+    first.close()
+    second = tiered(model, pages=32, disk=tmp_path, single_rows=EagerSteps)
+    files = list(tmp_path.rglob("*.page"))
+    for file in files:  # who reads one waits for somebody who writes
+        file.unlink()
+        os.mkfifo(file)
+    running, large, small = Collected(), Collected(), Collected()
+    second.add(greedy(random_ids(40, 2), 60), running)
+    for _ in range(3):
+        second.step()
+    second.add(greedy(ids), large)
+    second.step()
+    second.add(greedy(random_ids(8, 3), 4), small)
+    while not small.ended and not running.ended:
+        second.step()
+    assert small.ended and not running.ended and not large.ended
+    ends = time.monotonic() + WAIT_S
+    while not large.ended:
+        assert time.monotonic() < ends
+        for file in files:
+            with suppress(OSError):  # nobody waits at this one
+                os.close(os.open(file, os.O_WRONLY | os.O_NONBLOCK))
+        second.step()
+    finish(second)
+    assert large.tokens == reference.greedy(ids) and small.tokens == reference.greedy(random_ids(8, 3), 4)
+    settled(second)
+    second.close()
 
 
 def test_pages_come_back_from_disk_to_another_engine(model: LoadedModel, reference: Reference, tmp_path: Path) -> None:
