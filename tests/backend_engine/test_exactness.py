@@ -1,6 +1,7 @@
 """The real model: greedy float32 output equals transformers' `generate`, token for token, however it is scheduled."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,6 +16,8 @@ from .driving import Collected, Reference, assert_idle, finish, together
 pytestmark = pytest.mark.slow
 PROMPTS = Path(__file__).parents[1] / "data" / "backend_engine" / "prompts.jsonl"
 NEW_TOKENS = 64
+# Steps must not depend on measured times here: which rows share a step decides how often somebody is preempted.
+UNTIMED = EngineOptions(max_running=8, guessed_tokens=0, stall=None)
 
 
 class Case(NamedTuple):
@@ -54,7 +57,7 @@ def expected(cases: list[Case]) -> list[list[int]]:
 
 
 def test_one_by_one_and_again_after_a_prefix_hit(model: LoadedModel, cases: list[Case]) -> None:
-    engine = Engine(model)
+    engine = Engine(model, options=UNTIMED)
     for case in cases:
         assert outputs(engine, [case]) == [case.expected]
     for case in cases[:: len(cases) - 1]:
@@ -66,7 +69,7 @@ def test_one_by_one_and_again_after_a_prefix_hit(model: LoadedModel, cases: list
 
 def test_batches_of_eight_after_partial_prefix_hits(model: LoadedModel, cases: list[Case]) -> None:
     """Each prompt's first half is cached; the batch mixes prefills with decodes."""
-    engine = Engine(model, options=EngineOptions(max_running=8))
+    engine = Engine(model, options=UNTIMED)
     halves = [case.ids[: len(case.ids) // 2] for case in cases]
     together(engine, *(GenerationRequest(ids=half, sampling=SamplingParams(max_tokens=0)) for half in halves))
     sinks = together(engine, *(request(case.ids) for case in cases))
@@ -76,7 +79,7 @@ def test_batches_of_eight_after_partial_prefix_hits(model: LoadedModel, cases: l
 
 
 def test_batches_of_eight_with_prefill_in_chunks_of_64(model: LoadedModel, cases: list[Case]) -> None:
-    engine = Engine(model, options=EngineOptions(max_running=8, step_tokens=64))
+    engine = Engine(model, options=replace(UNTIMED, step_tokens=64))
     assert outputs(engine, cases) == expected(cases)
     assert_idle(engine)
 
@@ -84,7 +87,7 @@ def test_batches_of_eight_with_prefill_in_chunks_of_64(model: LoadedModel, cases
 def test_after_forced_preemption(model: LoadedModel, cases: list[Case]) -> None:
     """Memory for about half of what eight requests come to need."""
     chosen = [case for case in cases if len(case.ids) <= 100][-8:]
-    engine = Engine(model, options=EngineOptions(pages=44, max_running=8))
+    engine = Engine(model, options=replace(UNTIMED, pages=44))
     sinks = [Collected() for _ in chosen]
     for case, sink in zip(chosen, sinks, strict=True):
         engine.add(request(case.ids), sink)

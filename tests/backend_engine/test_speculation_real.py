@@ -53,7 +53,7 @@ def cases(model: LoadedModel, smollm2_dir: Path) -> list[Case]:
 
 
 def guessing(model: LoadedModel, pages: int = 400) -> Engine:
-    options = EngineOptions(pages=pages, max_running=8, guessed_tokens=15)
+    options = EngineOptions(pages=pages, max_running=8, guessed_tokens=15, stall=None)
     return Engine(model, options=options, step_cost=FREE_ROWS)
 
 
