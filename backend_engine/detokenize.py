@@ -47,10 +47,13 @@ class StopMatcher:
 class Detokenizer:
     """One generation's text. `push` each token, then `flush` once unless a stop string ended it.
 
-    In the text of the first `unstopped` tokens no stop string is looked for.
+    In the text of the first `unstopped` tokens no stop string is looked for. `after` are ids that the text goes on
+    from; they are not part of it.
     """
 
-    def __init__(self, decoder: TextDecoder, *, stops: Sequence[str] = (), unstopped: int = 0) -> None:
+    def __init__(
+        self, decoder: TextDecoder, *, stops: Sequence[str] = (), unstopped: int = 0, after: Sequence[int] = ()
+    ) -> None:
         self._decoder = decoder
         self._stream = decoder.stream()
         self._matcher = StopMatcher(stops)
@@ -59,6 +62,9 @@ class Detokenizer:
             int
         ] = []  # the ids of the last piece of text, the context in which the pending ones are decoded
         self._pending: list[int] = []
+        for token_id in after:
+            self._stream.push(token_id)
+            self._shown.append(token_id)
 
     def push(self, token_id: int) -> tuple[str, bool]:
         """The text that is safe to show after this token, and whether a stop string was completed."""

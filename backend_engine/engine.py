@@ -16,7 +16,7 @@ from torch import Tensor
 from ..prompt.errors import BadRequest, Overloaded, PromptsluiceError
 from .checks import check_request
 from .detokenize import Detokenizer, TextDecoder
-from .drawing import Drawer
+from .drawing import Drawer, token_logprobs
 from .grammar.compiler import GrammarCompiler
 from .grammar.filling import Masks
 from .loader import LoadedModel
@@ -35,12 +35,14 @@ from .steps import Launched, SingleRowSteps
 from .table import Chunk, RunningTable, StepPlan
 from .tiers.open import open_tiers
 from .tiers.streams import SideStream
-from .types import Delta, FinishReason, GenerationRequest, Result, SamplingParams
+from .types import Delta, FinishReason, GenerationRequest, Result, TokenLogprobs
 
 logger = logging.getLogger(__name__)
 
 # Rows whose logits over the whole vocabulary are in memory at a time when prompts are scored.
 SCORED_ROWS = 64
+# Ids of the prompt that a text which goes on from it is decoded behind: a character has up to four bytes.
+_DECODED_BEHIND = 8
 # How long a step waits for the disk while nothing can run: whoever comes meanwhile waits with it.
 _LONGEST_PAUSE_S = 0.005
 
@@ -151,7 +153,7 @@ class Engine:
             most=most,
             length=prompt,
             seed=secrets.randbits(63) if params.seed is None else params.seed,
-            detokenizer=_detokenizer(tokenizer, params) if tokenizer and most > prompt else None,
+            detokenizer=_detokenizer(tokenizer, request) if tokenizer and most > prompt else None,
             logprobs=torch.zeros(max(0, prompt - 1)) if request.prompt_logprobs else None,
             matcher=request.grammar.matcher() if request.grammar else None,
         )
@@ -249,6 +251,10 @@ class Engine:
             chosen = logits.gather(1, following[:, None]).squeeze(1) - logits.logsumexp(-1)
             assert sequence.logprobs is not None
             sequence.logprobs[first : first + len(logits)] = chosen
+            wanted = sequence.request.sampling.logprobs
+            if wanted is not None:
+                told = token_logprobs(logits, following, [wanted] * len(logits))
+                sequence.told.update(enumerate(told, first))
 
     def _postprocess(self, plan: StepPlan, tokens: list[int]) -> None:
         self._totals["steps"] += 1
@@ -295,7 +301,7 @@ class Engine:
             self.tier.computed(len(sequence.plan), sequence.first_token - (sequence.admitted or sequence.first_token))
         self.latencies.token(sequence)
         reason, told = self._reason(sequence, token), self._drawer.told(sequence)
-        delta = Delta(token_ids=(token,))
+        delta = Delta(token_ids=(token,), prompt_logprobs=_of_prompt(sequence) if sequence.generated == 1 else ())
         if reason != "stop":  # what ends a text by its id is not part of it
             text, stopped = sequence.detokenizer.push(token) if sequence.detokenizer else ("", False)
             reason = "stop" if stopped or ended else reason
@@ -313,7 +319,7 @@ class Engine:
 
     def _finish(self, sequence: Sequence, reason: FinishReason, last: Delta | None = None) -> None:
         """End a sequence; `last` is what its last token added."""
-        last = last or Delta()
+        last = last or Delta(prompt_logprobs=() if sequence.generated else _of_prompt(sequence))
         try:
             rest = sequence.detokenizer.flush() if sequence.detokenizer else ""
         except Exception as error:  # noqa: BLE001 - logged where the request is given up
@@ -411,8 +417,13 @@ class Engine:
         self.tier.close()
 
 
-def _detokenizer(tokenizer: TextDecoder, params: SamplingParams) -> Detokenizer:
-    return Detokenizer(tokenizer, stops=params.stop, unstopped=params.min_tokens)
+def _detokenizer(tokenizer: TextDecoder, request: GenerationRequest) -> Detokenizer:
+    params, after = request.sampling, request.ids[-_DECODED_BEHIND:] if request.continues else ()
+    return Detokenizer(tokenizer, stops=params.stop, unstopped=params.min_tokens, after=after)
+
+
+def _of_prompt(sequence: Sequence) -> tuple[TokenLogprobs, ...]:
+    return tuple(one for _, one in sorted(sequence.told.items()))
 
 
 def _result(sequence: Sequence, reason: FinishReason) -> Result:

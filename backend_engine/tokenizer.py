@@ -59,6 +59,16 @@ class ChatTokenizer:
         """Ids of `text` standing alone; the text of a special token is plain text, and nothing is put around it."""
         return _ids(self._plain, text)
 
+    def encode_raw(self, text: str, *, add_special_tokens: bool = True) -> tuple[list[int], int]:
+        """Ids of a prompt that its sender has laid out himself: the text of a special token becomes that token.
+
+        With `add_special_tokens`, what the tokenizer puts around a text (most often a token before it) is there too;
+        the second value is the number of ids that were so put before the text.
+        """
+        encoding = self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
+        mask = encoding.special_tokens_mask
+        return encoding.ids, mask.index(0) if 0 in mask else len(mask)
+
     def count(self, text: str) -> int:
         """Number of tokens of `encode_plain(text)`."""
         return len(self.encode_plain(text))

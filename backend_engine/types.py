@@ -109,7 +109,8 @@ class GenerationRequest:
     `namespace` separates tenants: in the prefix tree, and in who is served next. `prompt_logprobs` asks for the
     log-probability of each prompt token but the first; `keep_kv` for the prompt's KV. Both compute the whole prompt
     (no prefix hit is used). Higher `priority` is served first. `grammar` (from the engine's `grammars`) restricts
-    what is written; the generation ends where nothing may follow.
+    what is written; the generation ends where nothing may follow. `continues`: the text goes on where the prompt's
+    ends, so that a tokenizer that drops the space a text begins with keeps it here.
     """
 
     ids: Sequence[int]
@@ -122,6 +123,7 @@ class GenerationRequest:
     keep_kv: bool = False
     priority: int = 0
     request_id: str = ""
+    continues: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,11 +142,14 @@ class Delta:
     """What one step added to a request: text that is safe to show, the ids behind it, and how it ended, if it did.
 
     `logprobs`, where asked for, has an entry for each of `token_ids` but one that ended the text by its id.
+    `prompt_logprobs`, on the first delta of a request that asked for them and for `logprobs`, has an entry for each
+    prompt token but the first.
     """
 
     text: str = ""
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     finish_reason: FinishReason | None = None
 
 

@@ -136,7 +136,11 @@ class Reference:
         return output[0, len(ids) :].tolist()
 
     @torch.inference_mode()
+    def scores(self, ids: Sequence[int]) -> torch.Tensor:
+        """Log-probabilities [tokens - 1, vocab] of what may follow each token but the last."""
+        return self.model(torch.tensor([ids])).logits[0, :-1].log_softmax(-1)
+
     def logprobs(self, ids: Sequence[int]) -> torch.Tensor:
         """Log-probability of each token but the first."""
-        scores = self.model(torch.tensor([ids])).logits[0, :-1].log_softmax(-1)
+        scores = self.scores(ids)
         return scores.gather(1, torch.tensor(ids[1:])[:, None]).squeeze(1)

@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from promptsluice.backend_engine.detokenize import Detokenizer, StopMatcher
+from promptsluice.backend_engine.detokenize import Detokenizer, StopMatcher, TextDecoder
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from tokenizers.decoders import DecodeStream
 
@@ -123,3 +123,34 @@ def test_no_stop_string_is_looked_for_among_the_first_tokens(decoder: ByteDecode
     assert text == "end ", "the first one came too early"
     short = Detokenizer(decoder, stops=("end",), unstopped=len(ids))
     assert "".join(short.push(token)[0] for token in ids) + short.flush() == "end end end"
+
+
+def continued(decoder: TextDecoder, ids: list[int], first: int) -> str:
+    """The text of `ids` from the `first` one on, decoded behind some of those before it."""
+    detokenizer = Detokenizer(decoder, after=ids[max(0, first - 8) : first])
+    return "".join(detokenizer.push(token)[0] for token in ids[first:]) + detokenizer.flush()
+
+
+def test_a_text_goes_on_behind_another(decoder: ByteDecoder) -> None:
+    ids = decoder.ids(TEXT * 2)
+    for first in range(len(ids) + 1):
+        before = decoder.decode(ids[:first])
+        if not before.endswith("\N{REPLACEMENT CHARACTER}"):
+            assert continued(decoder, ids, first) == (TEXT * 2)[len(before) :]
+
+
+class SpaceDroppingDecoder(ByteDecoder):
+    """Writes a space as SentencePiece does, and drops the one that a text begins with."""
+
+    def __init__(self) -> None:
+        self.backend = Tokenizer(models.WordLevel({"\u2581Paris": 0, "\u2581is": 1, "?": 2}, unk_token="?"))
+        self.backend.decoder = decoders.Sequence(
+            [decoders.Replace("\u2581", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+        )
+
+
+def test_a_continued_text_keeps_its_first_space() -> None:
+    decoder = SpaceDroppingDecoder()
+    assert continued(decoder, [0, 1, 0], 0) == "Paris is Paris"
+    assert continued(decoder, [0, 1, 0], 1) == " is Paris"
+    assert continued(decoder, [0, 1, 0], 2) == " Paris"

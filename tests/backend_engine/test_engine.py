@@ -232,6 +232,27 @@ def test_scoring_and_generating_go_together(model: LoadedModel, reference: Refer
     assert alone(tiny_engine(model), replace(greedy((5,), 0), prompt_logprobs=True)).result.prompt_logprobs is not None
 
 
+@pytest.mark.parametrize("max_tokens", [0, 3])
+def test_the_first_delta_tells_of_the_prompt(model: LoadedModel, reference: Reference, max_tokens: int) -> None:
+    engine, ids = tiny_engine(model, step_tokens=20, max_running=4), random_ids(90, 7)
+    params = SamplingParams(temperature=0, max_tokens=max_tokens, logprobs=3)
+    output, _ = together(
+        engine, GenerationRequest(ids=ids, sampling=params, prompt_logprobs=True), greedy(random_ids(30, 8))
+    )
+    first, *others = output.deltas
+    assert not any(delta.prompt_logprobs for delta in others)
+    told = first.prompt_logprobs
+    assert [one.token_id for one in told] == list(ids[1:])
+    scores = reference.scores(ids)
+    expected, order = scores.topk(3, dim=-1)
+    torch.testing.assert_close(torch.tensor([one.logprob for one in told]), reference.logprobs(ids), rtol=0, atol=1e-4)
+    assert [[token for token, _ in one.top] for one in told] == order.tolist()
+    values = torch.tensor([[value for _, value in one.top] for one in told])
+    torch.testing.assert_close(values, expected, rtol=0, atol=1e-4)
+    silent = alone(tiny_engine(model), replace(greedy(ids), prompt_logprobs=True))
+    assert not any(delta.prompt_logprobs for delta in silent.deltas)
+
+
 class Breaking(Collected):
     def delta(self, delta: object) -> None:
         raise ValueError("a sink of the caller's that breaks")

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from promptsluice.backend_engine import ChatTokenizer, ChunkMark, Encoded
 from promptsluice.backend_engine.sentinels import HIGH, LOW
 from promptsluice.prompt.errors import BadRequest, ConfigError
+from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
 TEXTS = {
@@ -205,6 +206,21 @@ def test_other_threads_run_while_a_large_text_is_encoded(tokenizer: ChatTokenize
 def test_a_text_has_no_fewer_tokens_than_its_longest_token_allows(tokenizer: ChatTokenizer) -> None:
     for text in ("=" * 5_000, " " * 5_000, "\n" * 5_000, *TEXTS.values()):
         assert tokenizer.count(text) >= len(text) / tokenizer.longest_token
+
+
+def test_raw_prompts_may_hold_special_tokens(smollm2_dir: Path) -> None:
+    tokenizer = ChatTokenizer(smollm2_dir)
+    text = "<|im_start|>user\nHi<|im_end|>"
+    ids, added = tokenizer.encode_raw(text)
+    assert ids == AutoTokenizer.from_pretrained(smollm2_dir)(text)["input_ids"] and added == 0
+    assert ids[0] == 1 and ids != tokenizer.encode_plain(text)
+    begin = tokenizer.backend.token_to_id("<|endoftext|>")
+    tokenizer.backend.post_processor = TemplateProcessing(
+        single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", begin)]
+    )
+    assert tokenizer.encode_raw(text) == ([begin, *ids], 1)
+    assert tokenizer.encode_raw("") == ([begin], 1)
+    assert tokenizer.encode_raw(text, add_special_tokens=False) == (ids, 0)
 
 
 def test_a_template_that_rejects_says_why(with_tools: ChatTokenizer) -> None:
