@@ -13,6 +13,7 @@ from ..prompt import PromptsluiceError
 from . import (
     routes_chat,
     routes_collections,
+    routes_completions,
     routes_compress,
     routes_embeddings,
     routes_health,
@@ -30,6 +31,7 @@ from .wire import dumps
 _BODY_S = 120.0
 _ROUTES = (
     routes_chat,
+    routes_completions,
     routes_compress,
     routes_embeddings,
     routes_tokenize,

@@ -1,11 +1,12 @@
 """A request over its backend and the backend's fallbacks, each asked once at most, while nothing has been sent."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import replace
+from typing import TypeVar
 
 from ..prompt import PromptsluiceError
-from .backends.base import ATTEMPTS_HEADER, Answer, Call, Frame, Stream
+from .backends.base import ATTEMPTS_HEADER, Answer, Asked, Backend, Frame, Stream
 from .edge import log
 from .house import Sluice
 from .stream import FIRST_FRAME_S, abandon, next_frame
@@ -13,14 +14,20 @@ from .stream import FIRST_FRAME_S, abandon, next_frame
 # Of these the fault lies with the one who was asked: somebody else may do better. A request that is wrong stays wrong.
 _OTHERS_MAY = frozenset({408, 429, 500, 502, 503, 504})
 
+C = TypeVar("C", bound=Asked)
+Ask = Callable[[Backend, C], Awaitable[Answer | Stream]]
 
-async def complete(sluice: Sluice, call: Call, *, backend: str) -> Answer | Stream:
-    """The first answer of the chain that stands; else the last one's error. `call.report.backend` is who gave it."""
+
+async def complete(sluice: Sluice, call: C, *, backend: str, ask: Ask[C]) -> Answer | Stream:
+    """The first answer of the chain that stands; else the last one's error. `call.report.backend` is who gave it.
+
+    `ask` is how a backend is asked for it.
+    """
     chain, asked = _chain(sluice, call, backend), 0
     for (name, model), following in zip(chain, [*chain[1:], None], strict=True):
         call.report.backend = name
         try:
-            reply = await sluice.backends[name].complete(replace(call, model=model))
+            reply = await ask(sluice.backends[name], replace(call, model=model))
             if following is not None and isinstance(reply, Stream):
                 reply = await opened(reply)
         except PromptsluiceError as error:
@@ -41,7 +48,7 @@ async def complete(sluice: Sluice, call: Call, *, backend: str) -> Answer | Stre
     raise AssertionError("the last of the chain returns or raises")
 
 
-def _chain(sluice: Sluice, call: Call, backend: str) -> list[tuple[str, str]]:
+def _chain(sluice: Sluice, call: Asked, backend: str) -> list[tuple[str, str]]:
     """Who is asked, with the model's name there."""
     spec = sluice.policy_set.backends.get(backend)
     others = () if spec is None else spec.fallbacks

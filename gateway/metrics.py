@@ -29,7 +29,7 @@ class Metrics:
             buckets=_SECONDS, registry=own,
         )  # fmt: skip
         self._completions = Counter(
-            "promptsluice_completions", "Chat completions by outcome: ok, failed, refused, cancelled",
+            "promptsluice_completions", "Completions by outcome: ok, failed, refused, cancelled",
             (*_WAY, "outcome"), registry=own,
         )  # fmt: skip
         self._ttft = Histogram(

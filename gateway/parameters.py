@@ -1,4 +1,4 @@
-"""What a chat request may ask of the embedded engine: every field checked, every field that cannot be honoured named.
+"""What a request may ask of the embedded engine: every field checked, every field that cannot be honoured named.
 
 Upstream servers get their fields unchecked: what a provider understands is the provider's business.
 """
@@ -20,20 +20,19 @@ _NO_CAP = 1 << 31
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
 
 # Fields that do not change what an answer may look like: identity, bookkeeping, hints.
-_HARMLESS = frozenset(
+HARMLESS = frozenset(
     {
-        "messages", "model", "stream", "stream_options", "tools", "parallel_tool_calls",
-        "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
-        "prediction", "reasoning_effort", "verbosity", "api_base", "base_url", "api_key",
+        "model", "stream", "stream_options", "user", "metadata", "store", "service_tier", "safety_identifier",
+        "prompt_cache_key", "prompt_cache_retention", "api_base", "base_url", "api_key",
     }
 )  # fmt: skip
+_HARMLESS_IN_CHATS = HARMLESS | {
+    "messages", "tools", "parallel_tool_calls", "prediction", "reasoning_effort", "verbosity",
+}  # fmt: skip
 
 
-class ChatParameters(Formats):
-    """The sampling side of a chat completion, and what its text may be.
-
-    Fields beyond these are refused by name unless they are harmless.
-    """
+class Sampling(Formats):
+    """How the tokens of an answer are chosen and which text they may make, for chats and raw prompts alike."""
 
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, gt=0, le=1)
@@ -46,15 +45,10 @@ class ChatParameters(Formats):
     seed: int | None = Field(None, ge=-(1 << 63), lt=1 << 63)
     n: int = Field(1, ge=1, le=MAX_CHOICES)
     max_tokens: int | None = Field(None, ge=0)
-    max_completion_tokens: int | None = Field(None, ge=0)
     min_tokens: int = Field(0, ge=0)
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[Annotated[int, Field(ge=0)], ...] = Field((), max_length=MAX_STOP_IDS)
     ignore_eos: bool = False
-    logprobs: bool = False
-    top_logprobs: int = Field(0, ge=0, le=MOST_TOP_LOGPROBS)
-    tool_choice: Literal["none", "auto"] = "auto"
-    modalities: list[Literal["text"]] = Field(default_factory=list)
 
     @field_validator("stop", mode="before")
     @classmethod
@@ -76,12 +70,15 @@ class ChatParameters(Formats):
             raise ValueError('its keys must be token ids as strings, such as "50256"')
         return value
 
-    @field_validator("top_logprobs")
-    @classmethod
-    def _of_logprobs(cls, value: int, info: ValidationInfo) -> int:
-        if value and info.data.get("logprobs") is False:
-            raise ValueError("needs logprobs to be true")
-        return value
+    @property
+    def told(self) -> int | None:
+        """How many of the likeliest tokens are told with each token; None where nothing is told."""
+        return None
+
+    @property
+    def cap(self) -> int | None:
+        """How many tokens an answer may have, if the request says so."""
+        return self.max_tokens
 
     def sampling(self, defaults: SamplingDefaults | None = None) -> SamplingParams:
         """As the engine takes it; `defaults` hold where the request names nothing.
@@ -89,7 +86,6 @@ class ChatParameters(Formats):
         `max_tokens` is a cap: however large, it is no error.
         """
         defaults = defaults or SamplingDefaults()
-        cap = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
         return SamplingParams(
             temperature=float(_first(self.temperature, defaults.temperature)),
             top_p=float(_first(self.top_p, defaults.top_p)),
@@ -100,13 +96,41 @@ class ChatParameters(Formats):
             repetition_penalty=float(_first(self.repetition_penalty, defaults.repetition_penalty)),
             logit_bias=tuple((int(token), float(value)) for token, value in self.logit_bias.items()),
             seed=self.seed,
-            max_tokens=None if cap is None else min(cap, _NO_CAP),
+            max_tokens=None if self.cap is None else min(self.cap, _NO_CAP),
             min_tokens=min(self.min_tokens, _NO_CAP),
             stop=self.stop,
             stop_token_ids=self.stop_token_ids,
             ignore_eos=self.ignore_eos,
-            logprobs=self.top_logprobs if self.logprobs else None,
+            logprobs=self.told,
         )
+
+
+class ChatParameters(Sampling):
+    """The sampling side of a chat completion, and what its text may be.
+
+    Fields beyond these are refused by name unless they are harmless.
+    """
+
+    max_completion_tokens: int | None = Field(None, ge=0)
+    logprobs: bool = False
+    top_logprobs: int = Field(0, ge=0, le=MOST_TOP_LOGPROBS)
+    tool_choice: Literal["none", "auto"] = "auto"
+    modalities: list[Literal["text"]] = Field(default_factory=list)
+
+    @field_validator("top_logprobs")
+    @classmethod
+    def _of_logprobs(cls, value: int, info: ValidationInfo) -> int:
+        if value and info.data.get("logprobs") is False:
+            raise ValueError("needs logprobs to be true")
+        return value
+
+    @property
+    def told(self) -> int | None:
+        return self.top_logprobs if self.logprobs else None
+
+    @property
+    def cap(self) -> int | None:
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
 
 T = TypeVar("T")
@@ -124,7 +148,7 @@ _UNSUPPORTED = {
 
 def chat_parameters(body: Mapping[str, Any]) -> ChatParameters:
     """Check a request body; BadRequest names the first field at fault. A field that is null counts as absent."""
-    asked = {name: value for name, value in body.items() if value is not None and name not in _HARMLESS}
+    asked = {name: value for name, value in body.items() if value is not None and name not in _HARMLESS_IN_CHATS}
     try:
         return ChatParameters.model_validate(asked)
     except ValidationError as error:

@@ -14,7 +14,7 @@ from ..policies import Plan, Resolution
 from ..prompt import BadRequest, ModelUnavailable, Overloaded, Prompt, PromptsluiceError, Report, UpstreamTimeout, Usage
 from .backends.base import Answer, Call, Frame, Stream, estimated_tokens
 from .caller import Caller
-from .failover import complete
+from .failover import Ask, C, complete
 from .house import Sluice
 from .optimization import Optimized, optimized, passed_over
 from .wire import spliced
@@ -27,13 +27,19 @@ _KNOWN_AT_THE_END = ("cached", "reused", "recomputed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prepared:
-    """A request ready to be dispatched. `began` is the reading of time.perf_counter when it arrived."""
+class Begun:
+    """A request whose books are kept. `began` is the reading of time.perf_counter when it arrived."""
 
-    prompt: Prompt
     resolution: Resolution
     report: Report
     began: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared(Begun):
+    """A chat ready to be dispatched."""
+
+    prompt: Prompt
     plan: Plan | None = None
 
 
@@ -42,13 +48,13 @@ async def answer(sluice: Sluice, raw: bytes, caller: Caller) -> Answer | Stream:
     began = time.perf_counter()
     prompt = await parse(sluice, raw)
     resolution = match(sluice, prompt, caller)
-    await _available(sluice, resolution.backend)
+    await available(sluice, resolution.backend)
     prepared = await prepare(sluice, prompt, resolution, request_id=caller.request_id, began=began)
     reply = await dispatch(sluice, prepared, caller)
     return with_account(sluice, prepared, reply, caller)
 
 
-async def _available(sluice: Sluice, backend: str) -> None:
+async def available(sluice: Sluice, backend: str) -> None:
     """Wait until the backend can answer. One that never will is an error here only where nobody stands in for it."""
     spec = sluice.policy_set.backends.get(backend)
     try:
@@ -127,23 +133,34 @@ async def _optimized(sluice: Sluice, prompt: Prompt, resolution: Resolution, req
 
 async def dispatch(sluice: Sluice, prepared: Prepared, caller: Caller) -> Answer | Stream:
     """Hand the prompt to its backend."""
-    body, resolution = prepared.prompt.body, prepared.resolution
-    options = body.get("stream_options") or {}
     call = Call(
         prompt=prepared.prompt,
-        model=resolution.model,
-        policy=resolution.policy,
+        policy=prepared.resolution.policy,
         plan=prepared.plan,
-        report=prepared.report,
-        request_id=caller.request_id,
-        stream=bool(body.get("stream")),
-        include_usage=bool(options.get("include_usage")),
-        tenant=caller.tenant,
-        headers=caller.forwarded,
+        **asked(prepared, prepared.prompt.body, caller),
     )
+    return await replied(sluice, prepared, call, ask=lambda backend, one: backend.complete(one))
+
+
+def asked(begun: Begun, body: Mapping[str, Any], caller: Caller) -> dict[str, Any]:
+    """The fields that all calls have."""
+    options = body.get("stream_options") or {}
+    return {
+        "model": begun.resolution.model,
+        "report": begun.report,
+        "request_id": caller.request_id,
+        "stream": bool(body.get("stream")),
+        "include_usage": bool(options.get("include_usage")),
+        "tenant": caller.tenant,
+        "headers": caller.forwarded,
+    }
+
+
+async def replied(sluice: Sluice, prepared: Begun, call: C, *, ask: Ask[C]) -> Answer | Stream:
+    """The reply of the backend or of a fallback; an end without one is entered in the books."""
     try:
         async with asyncio.timeout(sluice.policy_set.server.request_timeout):
-            return await complete(sluice, call, backend=resolution.backend)
+            return await complete(sluice, call, backend=prepared.resolution.backend, ask=ask)
     except TimeoutError as error:
         _finished(sluice, prepared, outcome="failed")
         raise UpstreamTimeout("the request took longer than the server allows") from error
@@ -159,7 +176,7 @@ async def dispatch(sluice: Sluice, prepared: Prepared, caller: Caller) -> Answer
         raise
 
 
-def with_account(sluice: Sluice, prepared: Prepared, reply: Answer | Stream, caller: Caller) -> Answer | Stream:
+def with_account(sluice: Sluice, prepared: Begun, reply: Answer | Stream, caller: Caller) -> Answer | Stream:
     """The same reply with its headers, its entry in the metrics and, where asked for, its report."""
     headers = {**reply.headers, **prepared.report.headers()}
     wanted = caller.wants_report
@@ -175,7 +192,7 @@ def with_account(sluice: Sluice, prepared: Prepared, reply: Answer | Stream, cal
     return Answer(body=body, status=reply.status, headers=headers, usage=reply.usage)
 
 
-async def _accounted(sluice: Sluice, prepared: Prepared, reply: Stream, *, report: bool) -> AsyncGenerator[Frame, None]:
+async def _accounted(sluice: Sluice, prepared: Begun, reply: Stream, *, report: bool) -> AsyncGenerator[Frame, None]:
     """Pass the frames on and keep the books: first token, usage, how it ended. The report rides on the last frame."""
     outcome = "cancelled"
     usage: Usage | None = None
@@ -209,9 +226,9 @@ async def _accounted(sluice: Sluice, prepared: Prepared, reply: Stream, *, repor
         _finished(sluice, prepared, outcome=outcome, usage=usage)
 
 
-def _first_token(sluice: Sluice, prepared: Prepared) -> None:
+def _first_token(sluice: Sluice, prepared: Begun) -> None:
     sluice.metrics.first_token(prepared.resolution.model, prepared.report, time.perf_counter() - prepared.began)
 
 
-def _finished(sluice: Sluice, prepared: Prepared, *, outcome: str, usage: Usage | None = None) -> None:
+def _finished(sluice: Sluice, prepared: Begun, *, outcome: str, usage: Usage | None = None) -> None:
     sluice.metrics.finished(prepared.resolution.model, prepared.report, outcome=outcome, usage=usage)

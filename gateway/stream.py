@@ -1,4 +1,4 @@
-"""A chat stream as an HTTP response: frames, keepalives, errors as frames; the end mark only after a whole answer."""
+"""A stream as an HTTP response: frames, keepalives, errors as frames; the end mark only after a whole answer."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping

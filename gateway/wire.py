@@ -98,11 +98,14 @@ class EventSplitter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """One whole answer. `logprobs` has an object for each token, None where they were not asked for."""
+    """One whole answer. `logprobs` has an object for each token, None where they were not asked for; so has
+    `prompt_logprobs` for the prompt's tokens but the first.
+    """
 
     text: str
     reason: str
     logprobs: Sequence[Mapping[str, Any]] | None = None
+    prompt_logprobs: Sequence[Mapping[str, Any]] | None = None
 
 
 class ChatWriter:
@@ -112,8 +115,8 @@ class ChatWriter:
         self._head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
         self._shared = dumps({**self._head, "object": "chat.completion.chunk"})[:-1]
 
-    def role(self, index: int = 0) -> bytes:
-        """The first chunk of a choice: who speaks."""
+    def begin(self, index: int = 0, *, logprobs: Sequence[Mapping[str, Any]] | None = None) -> bytes:
+        """The first chunk of a choice: who speaks. A chat's prompt is not said back, nor what is told of it."""
         return self._chunk(index, {"role": "assistant", "content": ""})
 
     def content(self, text: str, *, index: int = 0, logprobs: Sequence[Mapping[str, Any]] | None = None) -> bytes:

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...compressors.context import Score
 from ...policies import Plan, Policy
@@ -18,18 +18,15 @@ _COUNTED = 1 << 18
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
-    """One prepared request. `report` is the only thing in it that a backend changes (tokens reused, recomputed,
-    cached).
+class Asked:
+    """What all requests for a completion have. `report` is the only thing in it that a backend changes (tokens reused,
+    recomputed, cached).
 
-    `prompt` has been rewritten already; `model` is the name that the client asked for, without a policy suffix.
-    `tenant` separates caches. `headers` are those of the client's headers that may go upstream.
+    `model` is the name that the client asked for, without a policy suffix. `tenant` separates caches. `headers` are
+    those of the client's headers that may go upstream.
     """
 
-    prompt: Prompt
     model: str
-    policy: Policy
-    plan: Plan | None = None
     report: Report
     request_id: str
     stream: bool = False
@@ -39,9 +36,26 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Call(Asked):
+    """One prepared chat; `prompt` has been rewritten already."""
+
+    prompt: Prompt
+    policy: Policy
+    plan: Plan | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextCall(Asked):
+    """One legacy text completion, to which no policy is applied: the body as it came (`raw`) and what it says."""
+
+    raw: bytes = field(repr=False)
+    body: Mapping[str, Any] = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
-    """One chunk of a stream: the JSON of a `chat.completion.chunk`. `content` tells whether it carries a piece of the
-    answer.
+    """One chunk of a stream: the JSON of a `chat.completion.chunk` or a `text_completion`. `content` tells whether it
+    carries a piece of the answer.
 
     A frame with empty `data` only brings `usage` for the books and is not sent. `failed`: the data is an error object.
     """
@@ -138,6 +152,10 @@ class Backend(ABC):
         Its error bodies come back as answers. BadRequest where there is no upstream.
         """
         raise BadRequest(f"the models of backend {self.name!r} do not serve {path}", param="model")
+
+    async def continue_text(self, call: TextCall) -> Answer | Stream:
+        """Go on where raw prompts end; all else is as in `complete`. BadRequest where that cannot be done."""
+        raise BadRequest(f"the models of backend {self.name!r} do not serve /completions", param="model")
 
     def warm(self, texts: Sequence[str], *, collection: str) -> None:  # noqa: B027
         """A hint, any thread: these chunks of a collection will be asked for, their KV may be computed ahead. Does not

@@ -1,27 +1,43 @@
-"""From the engine's deltas to chat frames: shared by every backend that makes text itself."""
+"""From the engine's deltas to frames: shared by every backend that makes text itself."""
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from ...backend_engine.types import Delta
 from ...prompt import Usage
-from ..wire import ChatWriter, Choice
+from ..wire import Choice
 from .base import Answer, Frame
 from .choices import Describe, Piece
+
+
+class Writer(Protocol):
+    """The JSON of one completion, whole or as chunks. What is told of tokens comes as objects, as chats have them."""
+
+    def begin(self, index: int = 0, *, logprobs: Sequence[Mapping[str, Any]] | None = None) -> bytes:
+        """The first chunk of a choice, with what is told of its prompt; empty where none is needed."""
+        ...
+
+    def content(self, text: str, *, index: int = 0, logprobs: Sequence[Mapping[str, Any]] | None = None) -> bytes: ...
+
+    def finish(self, reason: str, *, index: int = 0) -> bytes: ...
+
+    def usage(self, usage: Usage) -> bytes: ...
+
+    def whole(self, choices: Sequence[Choice], *, usage: Usage) -> bytes: ...
 
 
 async def as_frames(
     pieces: AsyncGenerator[Piece, None],
     *,
-    writer: ChatWriter,
+    writer: Writer,
     usage: Callable[[], Usage],
     include_usage: bool,
     choices: int = 1,
     describe: Describe | None = None,
 ) -> AsyncGenerator[Frame, None]:
-    """For each choice role, contents and finish, and the usage frame where it was asked for, last.
+    """For each choice beginning, contents and finish, and the usage frame where it was asked for, last.
 
     `usage` is read after the last delta. `describe` where log-probabilities were asked for. Closing the frames closes
     the deltas.
@@ -32,7 +48,8 @@ async def as_frames(
         async for index, delta in pieces:
             if index not in began:
                 began.add(index)
-                yield Frame(data=writer.role(index))
+                told = None if describe is None else describe(delta.prompt_logprobs)
+                yield Frame(data=writer.begin(index, logprobs=told))
             if delta.text or delta.logprobs:
                 told = None if describe is None else describe(delta.logprobs)
                 yield Frame(data=writer.content(delta.text, index=index, logprobs=told), content=True)
@@ -41,7 +58,7 @@ async def as_frames(
                 yield Frame(data=writer.finish(delta.finish_reason, index=index))
     for index in range(choices):
         if index not in began:
-            yield Frame(data=writer.role(index))
+            yield Frame(data=writer.begin(index))
         if index not in ended:
             yield Frame(data=writer.finish("stop", index=index))
     total = usage()
@@ -51,7 +68,7 @@ async def as_frames(
 async def as_answer(
     pieces: AsyncGenerator[Piece, None],
     *,
-    writer: ChatWriter,
+    writer: Writer,
     usage: Callable[[], Usage],
     choices: int = 1,
     describe: Describe | None = None,
@@ -63,7 +80,12 @@ async def as_answer(
             gathered[index].add(delta, describe)
     total = usage()
     listed = [
-        Choice(text="".join(one.texts), reason=one.reason, logprobs=None if describe is None else one.logprobs)
+        Choice(
+            text="".join(one.texts),
+            reason=one.reason,
+            logprobs=None if describe is None else one.logprobs,
+            prompt_logprobs=None if describe is None else one.prompt_logprobs,
+        )
         for one in gathered
     ]
     return Answer(body=writer.whole(listed, usage=total), usage=total)
@@ -73,6 +95,7 @@ async def as_answer(
 class _Gathered:
     texts: list[str] = field(default_factory=list)
     logprobs: list[Any] = field(default_factory=list)
+    prompt_logprobs: list[Any] = field(default_factory=list)
     reason: str = "stop"
 
     def add(self, delta: Delta, describe: Describe | None) -> None:
@@ -80,3 +103,4 @@ class _Gathered:
         self.reason = delta.finish_reason or self.reason
         if describe is not None:
             self.logprobs += describe(delta.logprobs)
+            self.prompt_logprobs += describe(delta.prompt_logprobs)

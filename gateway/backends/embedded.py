@@ -3,36 +3,36 @@
 import asyncio
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...backend_engine.types import Delta, GenerationRequest, Result, SamplingParams
+from ...backend_engine.types import GenerationRequest
 from ...compressors.context import Score
-from ...policies import Action, Plan
 from ...policies.schema import EmbeddedBackend as EngineSpec
 from ...prompt import (
     BadRequest,
-    ContextTooLong,
     ModelUnavailable,
     Overloaded,
     Prompt,
     PromptsluiceError,
-    Report,
     Segment,
     StepReport,
-    Usage,
 )
-from ..edge import internal_error, log, log_failure
-from ..parameters import ChatParameters, chat_parameters
+from ..edge import log, log_failure
+from ..parameters import ChatParameters, Sampling, chat_parameters
 from ..salts import Salts
+from ..text_parameters import text_parameters
+from ..text_wire import TextWriter
 from ..wire import ChatWriter
 from ..workers import Workers
-from .base import Answer, Backend, Call, ModelCard, Stream, counted_tokens, estimated_tokens
-from .choices import choice_seed, described, merged
-from .deltas import as_answer, as_frames
+from .base import Answer, Asked, Backend, Call, ModelCard, Stream, TextCall, counted_tokens, estimated_tokens
+from .choices import described, merged
+from .deltas import Writer, as_answer, as_frames
+from .generations import Ready, capped, count_template, deltas, reused_segments
+from .texts import readied
 
 if TYPE_CHECKING:
     from ...backend_engine.grammar.compiler import CompiledGrammar
@@ -43,14 +43,6 @@ if TYPE_CHECKING:
 
 _DRAIN_S = 2.0
 _COMPILE_S = 30.0
-
-
-@dataclass(slots=True, kw_only=True)
-class _Ready:
-    """A call as the engine takes it, one request a choice, and what each came to in the end."""
-
-    requests: tuple[GenerationRequest, ...]
-    results: dict[int, Result] = field(default_factory=dict)
 
 
 class EmbeddedBackend(Backend):
@@ -168,29 +160,47 @@ class EmbeddedBackend(Backend):
 
     async def complete(self, call: Call) -> Answer | Stream:
         parameters = chat_parameters(call.prompt.body)
-        if parameters.n > self._spec.queue:
-            raise BadRequest(f"n must be at most {self._spec.queue}, what may wait here at a time", param="n")
+        self._refuse_many(parameters.n, param="n")
         room = await self._engine()
         grammar = await self._compiled(room, parameters) if parameters.structured else None
         ready = await self._encoders.run(lambda: self._readied(room, call, parameters, grammar))
-        writer, count = ChatWriter(model=call.model), parameters.n
-        deltas = merged([self._deltas(room, ready, index, call.report) for index in range(count)])
-        describe = described(room.tokenizer.token_bytes) if parameters.logprobs else None
+        return await self._reply(room, call, ready, ChatWriter(model=call.model), told=parameters.told is not None)
+
+    async def continue_text(self, call: TextCall) -> Answer | Stream:
+        parameters = await self._encoders.run(lambda: text_parameters(call.body))
+        self._refuse_many(parameters.choices, param="prompt")
+        room = await self._engine()
+        grammar = await self._compiled(room, parameters) if parameters.structured else None
+        ready, echoes = await self._encoders.run(lambda: readied(room, call, parameters, grammar))
+        writer = TextWriter(model=call.model, n=parameters.n, echoes=echoes)
+        return await self._reply(room, call, ready, writer, told=parameters.told is not None)
+
+    async def _reply(
+        self, room: "EngineRoom", call: Asked, ready: Ready, writer: Writer, *, told: bool
+    ) -> Answer | Stream:
+        """Run a call's requests; `told`: with their tokens' log-probabilities."""
+        count = len(ready.requests)
+        pieces = merged([deltas(room.service, ready, index, call.report) for index in range(count)])
+        describe = described(room.tokenizer.token_bytes) if told else None
         if not call.stream:
-            return await as_answer(
-                deltas, writer=writer, usage=lambda: usage_of(ready.results), choices=count, describe=describe
-            )
+            return await as_answer(pieces, writer=writer, usage=ready.usage, choices=count, describe=describe)
         frames = as_frames(
-            deltas,
+            pieces,
             writer=writer,
-            usage=lambda: usage_of(ready.results),
+            usage=ready.usage,
             include_usage=call.include_usage,
             choices=count,
             describe=describe,
         )
         return Stream(frames=frames)
 
-    async def _compiled(self, room: "EngineRoom", parameters: ChatParameters) -> "CompiledGrammar":
+    def _refuse_many(self, choices: int, *, param: str) -> None:
+        """More than may wait could never all begin."""
+        most = self._spec.queue
+        if choices > most:
+            raise BadRequest(f"a request may ask for at most {most} answers here, not {choices}", param=param)
+
+    async def _compiled(self, room: "EngineRoom", parameters: Sampling) -> "CompiledGrammar":
         """The grammar that a request asks for, made by workers of its own: one that takes long delays no others."""
         try:
             return await self._compilers.run(lambda: room.compile(parameters.grammar()), timeout_s=_COMPILE_S)
@@ -200,7 +210,7 @@ class EmbeddedBackend(Backend):
 
     def _readied(
         self, room: "EngineRoom", call: Call, parameters: ChatParameters, grammar: "CompiledGrammar | None"
-    ) -> _Ready:
+    ) -> Ready:
         policy = call.policy.reuse
         chunks = reused_segments(call.plan)
         tokens = room.encode(call.prompt, chunks=chunks, with_tools=parameters.tool_choice != "none")
@@ -216,8 +226,7 @@ class EmbeddedBackend(Backend):
             prefix_cache=policy.mode != "off",
             request_id=call.request_id,
         )
-        seeds = (choice_seed(sampling.seed, index) for index in range(parameters.n))
-        return _Ready(requests=tuple(replace(request, sampling=replace(sampling, seed=seed)) for seed in seeds))
+        return Ready.of([request], n=parameters.n)
 
     def _reused(self, room: "EngineRoom", call: Call, tokens: "Tokens") -> "Reuse | None":
         """Look the chunks up; what is missing, or could be better, is computed in the background for the next time."""
@@ -245,30 +254,6 @@ class EmbeddedBackend(Backend):
         if segment.original is None and retrieve is not None:
             return self._salts().retrieved(retrieve.collection, tenant=call.tenant)
         return self._salts().tenant(call.tenant)
-
-    async def _deltas(
-        self, room: "EngineRoom", ready: _Ready, index: int, report: Report
-    ) -> AsyncGenerator[Delta, None]:
-        """Of one choice. The first is queued first: it computes the prompt, and the others find it in the prefix
-        tree.
-        """
-        request = ready.requests[index]
-        generation = room.service.generate(request)
-        try:
-            async for delta in generation:
-                if delta.finish_reason == "abort":
-                    raise Overloaded("the server is shutting down")
-                yield delta
-        except PromptsluiceError as error:
-            # The plain class is the engine's word for a bug; its message is for the log.
-            if type(error) is PromptsluiceError:
-                raise internal_error(request.request_id) from error
-            raise
-        finally:
-            generation.abort()
-        ready.results[index] = generation.result
-        if index == 0:
-            note(report, generation.result)
 
     async def _engine(self) -> "EngineRoom":
         """The loaded engine; ModelUnavailable when it could not be loaded."""
@@ -303,48 +288,3 @@ def _log(done: "asyncio.Task[Any] | Future[Any]", what: str) -> None:
         log.error("%s failed: %s", what, error.message)
     elif error is not None:
         log_failure(error, request_id=what)
-
-
-def reused_segments(plan: Plan | None) -> frozenset[int]:
-    """The segments whose stored KV the plan wants."""
-    decisions = () if plan is None else plan.decisions
-    return frozenset(one.segment for one in decisions if one.action in (Action.REUSE, Action.BLEND))
-
-
-def capped(sampling: SamplingParams, *, prompt: int, limit: int) -> SamplingParams:
-    """`max_tokens` is a cap, so that more than there is room for is no error; a prompt without room for a token is."""
-    room = limit - prompt
-    if room < 1:
-        raise ContextTooLong(
-            f"the prompt has {prompt} tokens, but this model takes {limit} with the answer; shorten it by {1 - room}",
-            param="messages",
-        )
-    return replace(sampling, max_tokens=room if sampling.max_tokens is None else min(sampling.max_tokens, room))
-
-
-def count_template(report: Report, tokens: int) -> None:
-    """Make the report's sizes exact: the chat template's own tokens stand in the prompt before and after."""
-    template = tokens - report.tokens_out
-    report.tokens_in += template
-    report.tokens_out = tokens
-
-
-def note(report: Report, result: Result) -> None:
-    """Enter what the engine did."""
-    report.cached = result.cached_tokens
-    report.loaded = result.loaded_tokens
-    report.reused = result.reused_tokens
-    report.recomputed = result.recomputed_tokens
-
-
-def usage_of(results: Mapping[int, Result]) -> Usage:
-    """As it is billed: the prompt once, the tokens of all choices.
-
-    `cached_tokens` are prompt tokens that were not computed for the first choice, by prefix or by chunk.
-    """
-    assert 0 in results, "the usage is read after the last delta"
-    return Usage(
-        prompt_tokens=results[0].prompt_tokens,
-        completion_tokens=sum(result.completion_tokens for result in results.values()),
-        cached_tokens=results[0].cached_tokens + results[0].reused_tokens,
-    )

@@ -28,15 +28,15 @@ from ...kv_reuse.blend import ReusePlan, Reuser
 from ...kv_reuse.selectors import Repair, make_repair
 from ...kv_reuse.store import ChunkStore
 from ...policies.schema import EmbeddedBackend, ReuseSpec
-from ...prompt import BadRequest, ConfigError, ContextTooLong, Prompt, Segment
+from ...prompt import BadRequest, ConfigError, Prompt, Segment
 from ...rag.render import before_second
+from .generations import refuse_hopeless
 
 _WINDOW = 1024  # tokens that are scored in one piece
 _OVERLAP = 64  # of these, tokens that only give context
 _HOST_BYTES = 4 << 30  # for evicted prefixes of a GPU's pool
 _PASSING_BYTES = 256 << 20  # on a CPU, for what goes to disk and comes from there
 _ROOM_FOR_FILLER = 2048  # tokens
-_NORMALIZED = 4  # characters that a normalizer (NFC, NFKC) makes one of, at most
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,12 +116,8 @@ class EngineRoom:
 
         ContextTooLong for what is hopelessly long, before minutes are spent on tokenizing it.
         """
-        fewest = prompt.chars // (self.tokenizer.longest_token * _NORMALIZED)
-        if fewest > self.limit:
-            raise ContextTooLong(
-                f"the prompt has more than {fewest} tokens, but this model takes {self.limit} with the answer",
-                param="messages",
-            )
+        longest = self.tokenizer.longest_token
+        refuse_hopeless(prompt.chars, longest_token=longest, limit=self.limit, param="messages")
         tools = prompt.body.get("tools") if with_tools else None
         if any(not isinstance(tool, dict) for tool in tools or ()):
             raise BadRequest("each tool must be an object", param="tools")

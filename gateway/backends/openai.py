@@ -6,17 +6,20 @@ answer, so that two answers are never glued together.
 """
 
 import asyncio
+import json
 import random
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
+from typing import Any
 
 import httpx
 
 from ...policies.schema import OpenAIBackend as UpstreamSpec
 from ...prompt import PromptsluiceError, UpstreamError, UpstreamTimeout, Usage
+from ...prompt.jsontext import splice
 from ..wire import EventSplitter
-from .base import ATTEMPTS_HEADER, Answer, Backend, Call, Frame, ModelCard, Stream, estimated_tokens
+from .base import ATTEMPTS_HEADER, Answer, Asked, Backend, Call, Frame, ModelCard, Stream, TextCall, estimated_tokens
 from .upstream import ChatStreamReader, Secret, as_error_body, listed_models, passed_headers, usage_of
 
 _RETRIES = 2
@@ -28,7 +31,7 @@ _LARGE = 256 * 1024  # characters; less is rendered faster than it is handed to 
 
 
 class UpstreamBackend(Backend):
-    """Forwards chat completions to `base_url`/chat/completions; `relay` takes other bodies below it.
+    """Forwards chat and text completions to `base_url`/chat/completions and /completions; `relay` takes other bodies.
 
     `count` counts tokens where the tokenizer is known.
     """
@@ -82,12 +85,24 @@ class UpstreamBackend(Backend):
     async def complete(self, call: Call) -> Answer | Stream:
         prompt = call.prompt.with_fields(model=call.model)
         body = await asyncio.to_thread(prompt.render) if prompt.chars > _LARGE else prompt.render()
+        return await self._asked("/chat/completions", body, call, options=prompt.body.get("stream_options"))
+
+    async def continue_text(self, call: TextCall) -> Answer | Stream:
+        body = call.raw
+        if call.model != call.body["model"]:
+            body = splice(body.decode(), replace={("model",): json.dumps(call.model)}).encode()
+        return await self._asked("/completions", body, call, options=call.body.get("stream_options"))
+
+    async def _asked(
+        self, path: str, body: bytes, call: Asked, *, options: Mapping[str, Any] | None
+    ) -> Answer | Stream:
         sent = self._headers(call.headers, request_id=call.request_id, stream=call.stream)
-        response, attempts = await self._send("/chat/completions", body, sent)
+        response, attempts = await self._send(path, body, sent)
         headers = {**passed_headers(response.headers), ATTEMPTS_HEADER: str(attempts)}
         if call.stream and response.status_code == 200:
             if response.headers.get("content-type", "").startswith("text/event-stream"):
-                return Stream(frames=self._frames(response, call), headers=headers)
+                continuous = bool((options or {}).get("continuous_usage_stats"))
+                return Stream(frames=self._frames(response, call, continuous=continuous), headers=headers)
             await response.aclose()
             raise UpstreamError(f"backend {self.name!r} answered a streaming request with no event stream")
         answer = await self._whole(response, headers)
@@ -158,14 +173,10 @@ class UpstreamBackend(Backend):
                     raise UpstreamError(f"backend {self.name!r} answered with more than {_MAX_ANSWER >> 20} MiB")
         return bytes(body)
 
-    async def _frames(self, response: httpx.Response, call: Call) -> AsyncGenerator[Frame, None]:
+    async def _frames(self, response: httpx.Response, call: Asked, *, continuous: bool) -> AsyncGenerator[Frame, None]:
         """The upstream's chunks, put in order: one usage frame, last, if asked for; nothing after an error."""
-        options = call.prompt.body.get("stream_options") or {}
         reader = ChatStreamReader(
-            backend=self.name,
-            secret=self._secret,
-            include_usage=call.include_usage,
-            continuous=bool(options.get("continuous_usage_stats")),
+            backend=self.name, secret=self._secret, include_usage=call.include_usage, continuous=continuous
         )
         splitter = EventSplitter()
         async with aclosing(self._pieces(response)) as incoming:
@@ -233,7 +244,7 @@ class UpstreamBackend(Backend):
             raise UpstreamError(f"backend {self.name!r} broke off ({type(error).__name__})") from error
 
 
-def _note(call: Call, usage: Usage | None) -> None:
+def _note(call: Asked, usage: Usage | None) -> None:
     """Enter what the upstream's own prefix cache saved."""
     if usage is not None:
         call.report.cached = usage.cached_tokens

@@ -118,7 +118,7 @@ def _count(value: Any) -> int:
 
 
 class ChatStreamReader:
-    """Reads the data of a chat stream's events in order and says what goes to the client.
+    """Reads the data of the events of a stream of chat or text chunks in order and says what goes to the client.
 
     Chunks pass as the bytes they are. A usage that rides on a chunk with choices is moved to a frame of its own at the
     end; it is dropped where the client did not ask. `over` is set by [DONE] and by an error: nothing is read after it.
@@ -197,5 +197,8 @@ class ChatStreamReader:
 
 
 def _has_content(choices: list[Any]) -> bool:
-    deltas = (choice.get("delta") for choice in choices if isinstance(choice, dict))
-    return any(isinstance(d, dict) and any(d.get(key) for key in ("content", "tool_calls", "refusal")) for d in deltas)
+    return any(isinstance(choice, dict) and (choice.get("text") or _says(choice.get("delta"))) for choice in choices)
+
+
+def _says(delta: Any) -> bool:
+    return isinstance(delta, dict) and any(delta.get(key) for key in ("content", "tool_calls", "refusal"))

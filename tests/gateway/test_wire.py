@@ -49,7 +49,7 @@ def test_splice_keeps_every_other_byte(before: bytes, after: bytes) -> None:
 def test_chunks_of_one_answer_agree_and_are_ascii() -> None:
     writer = ChatWriter(model='m"\u2028')
     usage = Usage(prompt_tokens=3, completion_tokens=2, cached_tokens=1)
-    raw = [writer.role(), writer.content("h\u2028\u0085\n😀"), writer.finish("stop"), writer.usage(usage)]
+    raw = [writer.begin(), writer.content("h\u2028\u0085\n😀"), writer.finish("stop"), writer.usage(usage)]
     assert all(chunk.isascii() and b"\n" not in chunk for chunk in raw)
     role, content, finish, last = map(json.loads, raw)
     assert (
@@ -66,7 +66,7 @@ def test_chunks_of_one_answer_agree_and_are_ascii() -> None:
 def test_choices_carry_their_index() -> None:
     writer = ChatWriter(model="m")
     told = [{"token": "a", "logprob": -0.5, "bytes": [97], "top_logprobs": []}]
-    raw = [writer.role(2), writer.content("a", index=2, logprobs=told), writer.finish("length", index=2)]
+    raw = [writer.begin(2), writer.content("a", index=2, logprobs=told), writer.finish("length", index=2)]
     role, content, finish = (json.loads(chunk)["choices"][0] for chunk in raw)
     assert [one["index"] for one in (role, content, finish)] == [2, 2, 2]
     assert content["logprobs"] == {"content": told, "refusal": None} and role["logprobs"] is None

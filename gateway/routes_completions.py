@@ -1,0 +1,61 @@
+"""POST /v1/completions, the legacy route of raw prompts. A prompt without segments has nothing that a policy could
+choose from, so none is applied; the headers say `off`.
+"""
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from ..prompt import BadRequest, Report
+from ..prompt.jsontext import decode_text, parse
+from .backends.base import Answer, Stream, TextCall, estimated_tokens
+from .caller import Caller
+from .deps import House, Known
+from .house import Sluice
+from .pipeline import Begun, asked, available, check_routing_fields, replied, with_account
+from .stream import EventStream
+
+router = APIRouter()
+
+
+@router.post("/v1/completions")
+async def completions(request: Request, sluice: House, caller: Known) -> Response:
+    """Go on where prompts end, whole or streamed. Any content type is read as JSON."""
+    reply = await _answer(sluice, await request.body(), caller)
+    if isinstance(reply, Answer):
+        return Response(reply.body, reply.status, dict(reply.headers), media_type="application/json")
+    return await EventStream.begun(reply.frames, headers=reply.headers, request_id=caller.request_id)
+
+
+async def _answer(sluice: Sluice, raw: bytes, caller: Caller) -> Answer | Stream:
+    began = time.perf_counter()
+    body, tokens = await sluice.readers.run(lambda: _read(raw, max_depth=sluice.policy_set.server.max_depth))
+    resolution = sluice.policy_set.resolve(
+        body["model"], headers=caller.headers, api_key=caller.api_key, prompt_tokens=lambda: tokens
+    )
+    await available(sluice, resolution.backend)
+    reason = "a raw prompt has no segments"
+    report = Report(policy="off", backend=resolution.backend, reason=reason, tokens_in=tokens, tokens_out=tokens)
+    begun = Begun(resolution=resolution, report=report, began=began)
+    call = TextCall(raw=raw, body=body, **asked(begun, body, caller))
+    reply = await replied(sluice, begun, call, ask=lambda backend, one: backend.continue_text(one))
+    return with_account(sluice, begun, reply, caller)
+
+
+def _read(raw: bytes, *, max_depth: int) -> tuple[Mapping[str, Any], int]:
+    """The body, and about how many tokens its prompts have."""
+    body = parse(decode_text(raw), max_depth=max_depth)
+    if not isinstance(body, dict):
+        raise BadRequest("the body must be a JSON object", code="invalid_json")
+    check_routing_fields(body)
+    return body, _estimated(body.get("prompt"))
+
+
+def _estimated(prompt: Any) -> int:
+    """Of ids, their number; what is no prompt has no tokens."""
+    if isinstance(prompt, str):
+        return estimated_tokens(prompt)
+    return sum(1 if isinstance(one, int) else _estimated(one) for one in prompt) if isinstance(prompt, list) else 0
