@@ -100,7 +100,7 @@ def test_no_guess_costs_a_request_its_place(few_words_dir: Path) -> None:
     """A device that has memory for a prompt, but not for a step with guesses."""
     model = load_model(few_words_dir)
     device = SmallDevice(model.decoder, lambda _: 20)
-    engine = tiny_engine(replace(model, decoder=device), guessed_tokens=31)  # pyright: ignore[reportArgumentType]
+    engine = tiny_engine(replace(model, decoder=device), guessed_tokens=31)
     sink = Collected()
     engine.add(greedy(random_ids(16, 40), 100), sink)
     _stepped(engine)
@@ -118,7 +118,7 @@ def test_a_last_piece_that_never_fits_is_not_tried_for_ever(model: LoadedModel) 
                 raise torch.OutOfMemoryError("no memory")
             return self._decoder.logits(hidden)
 
-    engine = tiny_engine(replace(model, decoder=NoScores(model.decoder, lambda _: 16)))  # pyright: ignore[reportArgumentType]
+    engine = tiny_engine(replace(model, decoder=NoScores(model.decoder, lambda _: 16)))
     sink = Collected()
     engine.add(replace(greedy(random_ids(100, 1), 20), prompt_logprobs=True), sink)
     _stepped(engine)
