@@ -172,6 +172,10 @@ class EmbeddedBackend(Backend):
         room = await self._engine()
         grammar = await self._compiled(room, parameters) if parameters.structured else None
         ready, echoes = await self._encoders.run(lambda: readied(room, call, parameters, grammar))
+        tokens, most = sum(len(request.ids) for request in ready.requests), self._spec.queue_tokens
+        if len(ready.requests) > 1 and tokens > most:
+            message = f"the prompts have {tokens} tokens over all choices, but at most {most} may wait here; send fewer"
+            raise BadRequest(message, param="prompt")
         writer = TextWriter(model=call.model, n=parameters.n, echoes=echoes)
         return await self._reply(room, call, ready, writer, told=parameters.told is not None)
 

@@ -18,7 +18,7 @@ MODEL = "smollm2-135m-instruct"
 FRANCE, ROME = "The capital of France is", "naïve 😀: Rome is the capital of"
 CONFIG = """
 version: 1
-backends: {{local: {{kind: embedded, model: {model}, kv_memory: 512MiB, dtype: float32, queue: 8}}}}
+backends: {{local: {{kind: embedded, model: {model}, kv_memory: 512MiB, dtype: float32, queue: 8, queue_tokens: 3000}}}}
 collections: {{root: {root}/collections}}
 kv_cache: {{path: {root}/kv, ram: 64MiB}}
 """
@@ -150,6 +150,7 @@ def test_fields_that_chats_have_too(engine: Gateway, client: openai.OpenAI, thei
         ({"prompt": "x " * (4 << 20)}, "prompt"),
         ({"prompt": [1, 49152]}, "prompt"),
         ({"prompt": ["a"] * 5, "n": 2}, "prompt"),
+        ({"prompt": ["x " * 800] * 2, "n": 2}, "prompt"),
         ({"prompt": "a", "logit_bias": {"49152": 1}}, "logit_bias"),
         ({"prompt": "a", "max_tokens": 2, "min_tokens": 3}, "min_tokens"),
         ({"prompt": "a", "guided_regex": "("}, "guided_regex"),
