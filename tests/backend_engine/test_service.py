@@ -1,8 +1,10 @@
 """The engine's thread: many callers, cancelled consumers, overload, shutdown, failing steps."""
 
 import asyncio
+import gc
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -275,3 +277,19 @@ def test_a_service_that_never_started_stops(model: LoadedModel) -> None:
     service.submit(GenerationRequest(ids=(5,), sampling=SamplingParams()), sink)
     service.stop()
     assert sink.result.finish_reason == "abort"
+
+
+def test_the_memory_of_a_stopped_service_is_free_at_once(model: LoadedModel) -> None:
+    """Gigabytes would wait for a collection of cycles, which a process with few new objects hardly ever does."""
+    service = EngineService(tiny_engine(model))
+    service.start()
+    service.run(greedy(random_ids(8, 0), 2))
+    engine = weakref.ref(service.engine)
+    gc.collect()
+    gc.disable()
+    try:
+        service.stop()
+        del service
+        assert engine() is None
+    finally:
+        gc.enable()
