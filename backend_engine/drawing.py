@@ -24,7 +24,7 @@ class Drawer:
     def __init__(self, *, counts: TokenCounts, eos_ids: Ordered[int]) -> None:
         self._counts = counts
         self._eos_ids = eos_ids
-        self._told: dict[Sequence, deque[TokenLogprobs]] = {}
+        self._told: dict[int, deque[TokenLogprobs]] = {}  # by `order`: nobody is kept alive by what it left
 
     def draw(
         self, logits: Tensor, rows: list[Sequence], params: SamplingTensors, *, allowed: Tensor | None = None
@@ -41,19 +41,19 @@ class Drawer:
 
     def told(self, sequence: Sequence) -> TokenLogprobs | None:
         """What the newest step tells of a sequence's next token, once for each; None if it did not ask."""
-        waiting = self._told.get(sequence)
+        waiting = self._told.get(sequence.order)
         return waiting.popleft() if waiting else None
 
 
-def _told(logits: Tensor, ids: Tensor, rows: list[Sequence]) -> dict[Sequence, deque[TokenLogprobs]]:
+def _told(logits: Tensor, ids: Tensor, rows: list[Sequence]) -> dict[int, deque[TokenLogprobs]]:
     asking = [row for row, sequence in enumerate(rows) if sequence.request.sampling.logprobs is not None]
-    told: dict[Sequence, deque[TokenLogprobs]] = defaultdict(deque)
+    told: dict[int, deque[TokenLogprobs]] = defaultdict(deque)
     if not asking:
         return told
     place = torch.tensor(asking, device=logits.device)
     wanted = [rows[row].request.sampling.logprobs or 0 for row in asking]
     for row, one in zip(asking, token_logprobs(logits[place], ids[place], wanted), strict=True):
-        told[rows[row]].append(one)
+        told[rows[row].order].append(one)
     return told
 
 

@@ -4,9 +4,11 @@ Guesses, tiers with too little room, grammars, penalties, log-probabilities, reu
 preemptions, and a device that fails for want of memory now and then, in random mixtures with fixed seeds.
 """
 
+import gc
 import json
 import random
 import shutil
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -267,3 +269,12 @@ def test_everything_at_once(
     for each in asked:
         assert same(each, load.expected(each.request, each.grammar)), each.request
     engine.close()
+
+
+def test_nothing_keeps_a_request_that_has_ended(few_words_dir: Path) -> None:
+    """Not even what it was told of guesses that were wrong: it may hold a whole prompt's KV."""
+    engine = tiny_engine(load_model(few_words_dir, dtype="float32", device=DEVICE), guessed_tokens=7)
+    params = SamplingParams(temperature=0.7, seed=1, max_tokens=20, logprobs=2)
+    sink = weakref.ref(alone(engine, GenerationRequest(ids=random_ids(20, 1), sampling=params)))
+    gc.collect()
+    assert sink() is None
