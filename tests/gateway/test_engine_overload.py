@@ -2,11 +2,12 @@
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
-from .harness import eventually, start_gateway, stop_gateway
+from .harness import eventually, http, start_gateway, stop_gateway
 
 pytestmark = pytest.mark.slow
 MODEL = "smollm2-135m-instruct"
@@ -26,22 +27,27 @@ def test_a_full_queue_is_a_503_with_a_time_to_retry(smollm2_dir: Path, tmp_path:
     gateway = start_gateway(policy_file, OMP_WAIT_POLICY="PASSIVE")
     labels = f'{{engine="local",model_name="{MODEL}"}}'
 
-    def ask(text: str) -> httpx.Response:
-        body = {"model": MODEL, "messages": [{"role": "user", "content": text}], "temperature": 0, "max_tokens": 4}
-        return httpx.post(f"{gateway.url}/v1/chat/completions", json=body, timeout=120)
+    def body(**fields: Any) -> dict[str, Any]:
+        return {"model": MODEL, "messages": [{"role": "user", "content": "Hello"}], "temperature": 0, **fields}
 
+    def ask() -> httpx.Response:
+        return gateway.post(body(max_tokens=4))
+
+    # One that runs for as long as its client stays.
+    endless = body(stream=True, ignore_eos=True)
     try:
-        with ThreadPoolExecutor(2) as callers:
-            running = callers.submit(ask, "Count the rivers: " + "river and hill and " * 300)
-            eventually(lambda: gateway.metric(f"vllm:num_requests_running{labels}") == 1)
-            waiting = callers.submit(ask, "Hello")
-            eventually(lambda: gateway.metric(f"vllm:num_requests_waiting{labels}") == 1)
-            assert gateway.metric(f"vllm:kv_cache_usage_perc{labels}") > 0
-            refused = ask("Hello")
+        with ThreadPoolExecutor(1) as callers:
+            with http.stream("POST", f"{gateway.url}/v1/chat/completions", json=endless) as running:
+                next(running.iter_bytes())
+                waiting = callers.submit(ask)
+                eventually(lambda: gateway.metric(f"vllm:num_requests_waiting{labels}") == 1)
+                assert gateway.metric(f"vllm:num_requests_running{labels}") == 1
+                assert gateway.metric(f"vllm:kv_cache_usage_perc{labels}") > 0
+                refused = ask()
             assert refused.status_code == 503 and int(refused.headers["retry-after"]) >= 1
             assert "x-should-retry" not in refused.headers and refused.json()["error"]["code"] == "overloaded"
-            assert running.result(120).status_code == waiting.result(120).status_code == 200
-        assert ask("Hello").status_code == 200
-        assert httpx.get(f"{gateway.url}/readyz").status_code == 200
+            assert waiting.result().status_code == 200
+        assert ask().status_code == 200
+        assert http.get(f"{gateway.url}/readyz").status_code == 200
     finally:
         stop_gateway(gateway)
