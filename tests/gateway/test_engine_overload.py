@@ -37,11 +37,10 @@ def test_a_full_queue_is_a_503_with_a_time_to_retry(smollm2_dir: Path, tmp_path:
     endless = body(stream=True, ignore_eos=True)
     try:
         with ThreadPoolExecutor(1) as callers:
-            with http.stream("POST", f"{gateway.url}/v1/chat/completions", json=endless) as running:
-                next(running.iter_bytes())
+            with http.stream("POST", f"{gateway.url}/v1/chat/completions", json=endless):
+                eventually(lambda: gateway.metric(f"vllm:num_requests_running{labels}") == 1)
                 waiting = callers.submit(ask)
                 eventually(lambda: gateway.metric(f"vllm:num_requests_waiting{labels}") == 1)
-                assert gateway.metric(f"vllm:num_requests_running{labels}") == 1
                 assert gateway.metric(f"vllm:kv_cache_usage_perc{labels}") > 0
                 refused = ask()
             assert refused.status_code == 503 and int(refused.headers["retry-after"]) >= 1
