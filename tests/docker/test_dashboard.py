@@ -17,9 +17,14 @@ FUNCTIONS = {"sum", "min", "rate", "increase", "histogram_quantile", "by", "labe
 
 
 def exported() -> dict[str, frozenset[str]]:
-    """Series name to its label names, from the collectors themselves: they hold labels before the first sample."""
-    names: dict[str, frozenset[str]] = {}
-    registry: Any = Metrics().registry
+    """Series name to its label names: from the collectors where they hold labels before the first sample."""
+    metrics = Metrics()
+    metrics.backends.show({"local": {"running": 1.0}})
+    names = {
+        family.name: frozenset(label for sample in family.samples for label in sample.labels)
+        for family in metrics.backends.collect()
+    }
+    registry: Any = metrics.registry
     for collector in set(registry._names_to_collectors.values()):
         labels = frozenset(collector._labelnames)
         for family in collector.describe():
