@@ -1,7 +1,8 @@
 """Session fixtures: tiny random models for arithmetic, and the real default models from the cache."""
 
 import os
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,19 @@ def _tiny(architecture: str, path: Path, **extra: object) -> Path:
             torch.nn.init.normal_(value, std=0.5)
     model.save_pretrained(path)
     return path
+
+
+@pytest.fixture(autouse=True)
+def _threads(request: pytest.FixtureRequest) -> Iterator[None]:
+    """One thread for tiny models, whose products take less time than waking a second one does."""
+    torch = sys.modules.get("torch")
+    if torch is None or not {"smollm2_dir", "minilm_dir"}.isdisjoint(request.fixturenames):
+        yield
+        return
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="session")
