@@ -27,3 +27,13 @@ class EngineStats(TierStats):
     drafted_tokens: int = 0  # guessed ahead
     accepted_tokens: int = 0  # of these, drawn
     out_of_memory: int = 0  # steps
+
+
+@dataclass(slots=True)
+class SchedulerCounts:
+    """Totals since the start."""
+
+    preemptions: int = 0
+    cached_tokens: int = 0
+    loaded_tokens: int = 0
+    queried_tokens: int = 0  # of prompts that were looked up in the prefix tree

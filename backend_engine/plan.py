@@ -1,0 +1,115 @@
+"""What one step runs, as a value: a row for each decode and each token guessed for it, then chunks of prefills."""
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from .sequence import NO_ROWS, Rows, Sequence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """A piece of a prefill: rows `first .. first + count - 1` of its sequence's plan. `quota` of the repairable run.
+
+    `last`: the prefill is complete with it. `probed`: only the probe is, after which the prefill is planned anew.
+    """
+
+    sequence: Sequence
+    first: int
+    count: int
+    quota: int = 0
+    narrowed: bool = False
+    last: bool = False
+    probed: bool = False
+
+    @property
+    def rows(self) -> Rows:
+        return self.sequence.plan[self.first : self.first + self.count]
+
+    @property
+    def scored(self) -> int:
+        """How many rows yield a prompt token's log-probability."""
+        sequence = self.sequence
+        if not sequence.request.prompt_logprobs:
+            return 0
+        return int(np.count_nonzero(self.rows < sequence.prompt - 1))
+
+    @property
+    def logits(self) -> Rows:
+        """Rows within the chunk whose logits are needed."""
+        rows = np.arange(self.scored)
+        return np.append(rows, self.count - 1) if self.draws else rows
+
+    @property
+    def draws(self) -> bool:
+        """Whether a token is drawn from its last row."""
+        return self.last and self.sequence.generates
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """What one step runs: a row for each of `decodes` and for each token guessed for it, then `chunks` of prefills.
+
+    `drafts` are the guesses for each of `decodes`, or empty where nobody has any.
+    """
+
+    decodes: list[Sequence] = field(default_factory=list)
+    drafts: list[Rows] = field(default_factory=list)
+    chunks: list[Chunk] = field(default_factory=list)
+
+    @property
+    def sequences(self) -> list[Sequence]:
+        return [*self.decodes, *(chunk.sequence for chunk in self.chunks)]
+
+    @property
+    def single(self) -> bool:
+        """Whether every sequence runs one row and draws from it: decodes, and prefills that lack their last token."""
+        return (
+            bool(self.sequences)
+            and not self.drafts
+            and all(
+                chunk.count == 1 and chunk.draws and not chunk.narrowed and not chunk.scored for chunk in self.chunks
+            )
+        )
+
+    @property
+    def greedy(self) -> bool:
+        """Whether it is `single` and every token drawn is the likeliest of all."""
+        return self.single and all(
+            sequence.request.sampling.plainly_greedy and sequence.matcher is None for sequence in self.sequences
+        )
+
+    @property
+    def drawing(self) -> list[Sequence]:
+        """The sequences that get a new token."""
+        return [*self.decodes, *(chunk.sequence for chunk in self.chunks if chunk.draws)]
+
+    @property
+    def owners(self) -> list[Sequence]:
+        """For each row that draws a token, whose it is."""
+        return [
+            sequence for sequence, draft in zip(self.drawing, self.guesses, strict=True) for _ in range(1 + len(draft))
+        ]
+
+    @property
+    def guesses(self) -> list[Rows]:
+        """For each of `drawing`, the tokens guessed for it."""
+        return (self.drafts or [NO_ROWS] * len(self.decodes)) + [NO_ROWS] * (len(self.drawing) - len(self.decodes))
+
+    @property
+    def widths(self) -> Rows:
+        """How many rows of each of `decodes` run; each of them draws a token."""
+        return 1 + np.fromiter(map(len, self.drafts or [NO_ROWS] * len(self.decodes)), np.int64, len(self.decodes))
+
+
+def next_chunk(sequence: Sequence, budget: int) -> Chunk:
+    """The next rows of a prefill, at most `budget` of them."""
+    count = min(budget, len(sequence.plan) - sequence.ran)
+    chunk = Chunk(sequence=sequence, first=sequence.ran, count=count)
+    if sequence.ran + count == len(sequence.plan):
+        chunk = replace(chunk, last=not sequence.probing, probed=sequence.probing)
+    if sequence.repairable is None:
+        return chunk
+    repairable = int(np.count_nonzero(sequence.repairable[sequence.ran : sequence.ran + count]))
+    quota = sequence.quota(count)
+    return replace(chunk, quota=quota, narrowed=quota < repairable)

@@ -1,0 +1,27 @@
+"""Log-probabilities of a prompt's own tokens, from the hidden states of its prefill."""
+
+import torch
+from torch import Tensor
+
+from .drawing import token_logprobs
+from .model import Decoder
+from .plan import Chunk
+
+# Rows whose logits over the whole vocabulary are in memory at a time.
+SCORED_ROWS = 64
+
+
+def score(decoder: Decoder, chunk: Chunk, hidden: Tensor) -> None:
+    """Note what follows each of the chunk's first rows, of which `hidden` [scored, hidden] are the last states."""
+    sequence = chunk.sequence
+    for start in range(0, len(hidden), SCORED_ROWS):
+        logits = decoder.logits(hidden[start : start + SCORED_ROWS])
+        first = int(chunk.rows[start])
+        following = torch.from_numpy(sequence.tokens[first + 1 : first + 1 + len(logits)]).to(logits.device)
+        chosen = logits.gather(1, following[:, None]).squeeze(1) - logits.logsumexp(-1)
+        assert sequence.logprobs is not None
+        sequence.logprobs[first : first + len(logits)] = chosen
+        wanted = sequence.request.sampling.logprobs
+        if wanted is not None:
+            told = token_logprobs(logits, following, [wanted] * len(logits))
+            sequence.told.update(enumerate(told, first))

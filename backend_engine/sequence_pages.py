@@ -1,0 +1,159 @@
+"""The pages of sequences: found in the prefix tree and the tiers, taken, grown, shared, given back.
+
+Who gets any, and who loses some for it, is the scheduler's.
+"""
+
+import numpy as np
+import torch
+
+from .pages import PageAllocator, Pages
+from .pool import KVPool
+from .radix import Match, RadixTree, common_tokens
+from .sequence import NO_PAGES, Phase, Rows, Sequence
+from .table import RunningTable
+from .tiers.base import PrefixTier
+
+_NO_MATCH = Match(NO_PAGES, -1, 0, 0)
+
+
+class SequencePages:
+    """What the scheduler does with pages. For one thread; `table` follows every change."""
+
+    def __init__(
+        self, *, pool: KVPool, allocator: PageAllocator, tree: RadixTree, tier: PrefixTier, table: RunningTable
+    ) -> None:
+        self._pool = pool
+        self._size = pool.page_size
+        self._allocator = allocator
+        self._tree = tree
+        self._tier = tier
+        self._table = table
+
+    def match(self, sequence: Sequence) -> Match:
+        """What the prefix tree has of a sequence now: all but the last token may be."""
+        if not sequence.shares:
+            return _NO_MATCH
+        return self._tree.match(sequence.ids[:-1], namespace=sequence.request.namespace)
+
+    def placed(self, sequence: Sequence, *, spare: int) -> Match | None:
+        """The prefix hit with which there are pages for a sequence now, and `spare` ones beside."""
+        match = self.match(sequence)
+        if match.partial >= 0 and not self._fits(sequence, match, spare):
+            match = self.whole(match)
+        return match if self._fits(sequence, match, spare) else None
+
+    def _fits(self, sequence: Sequence, match: Match, spare: int) -> bool:
+        unused = int(np.count_nonzero(self._allocator.refs(_held(match)) == 1))
+        available = self._allocator.free + self._tree.evictable - unused
+        return available >= self._missing(sequence, match) + spare
+
+    def _missing(self, sequence: Sequence, match: Match) -> int:
+        return -(-sequence.length // self._size) - len(match.pages)
+
+    def whole(self, match: Match) -> Match:
+        """The match without its partly matching page."""
+        return Match(match.pages, -1, 0, len(match.pages) * self._size)
+
+    def shared_prefix(self, sequence: Sequence, leader: Sequence) -> int:
+        """How many tokens of a sequence a prefilling one will have put into the prefix tree when it is done."""
+        namespaces = sequence.request.namespace, leader.request.namespace
+        if leader.phase is not Phase.PREFILL or not leader.shares or namespaces[0] != namespaces[1]:
+            return 0
+        common = min(common_tokens(sequence.ids[:-1], leader.ids), leader.limit)
+        return common // self._size * self._size
+
+    def fetches(self, sequence: Sequence) -> bool:
+        """Whether to wait for what a slow tier has of this one's prompt; it is asked once."""
+        if sequence.fetch is None:
+            names = self._names(sequence)
+            known = len(self.match(sequence).pages) if names else 0
+            sequence.fetch = self._tier.fetch(names[known:])
+        return not sequence.fetch.done
+
+    def _names(self, sequence: Sequence) -> list[bytes]:
+        """The names of all whole pages that may be loaded: all but the last token's."""
+        naming, names = self._tier.naming, sequence.names
+        if naming is None or not sequence.shares:
+            return []
+        whole = (sequence.length - 1) // self._size
+        if len(names) < whole:
+            before = names[-1] if names else naming.start(sequence.request.namespace)
+            names += naming.extend(before, sequence.ids[len(names) * self._size : whole * self._size])
+        return names[:whole]
+
+    def stored(self, sequence: Sequence, match: Match) -> list[bytes]:
+        """The pages behind a match that a tier can load at once, by name."""
+        names = self._names(sequence)[len(match.pages) :]
+        return names[: self._tier.match(names)]
+
+    def take(self, sequence: Sequence, match: Match) -> None:
+        """Share a match's whole pages, copy the partly matching one, and take fresh ones for the rest."""
+        held, missing = _held(match), self._missing(sequence, match)
+        self._allocator.ref(held)
+        self.evict(missing - self._allocator.free)
+        fresh = self._allocator.alloc(missing, after=int(match.pages[-1]) if len(match.pages) else -1)
+        self._tier.claim(fresh)
+        self._table.set_pages(sequence, np.concatenate((match.pages, fresh)))  # from here on `discard` knows them
+        if match.partial >= 0:
+            places = torch.arange(match.partial_tokens, device=self._pool.data.device)
+            try:
+                self._pool.copy(match.partial * self._size + places, int(fresh[0]) * self._size + places)
+            finally:
+                self._allocator.unref(held[-1:])
+
+    def load(self, sequence: Sequence, stored: list[bytes], *, first: int) -> int:
+        """Have the tier load stored pages into the sequence's, from its page `first` on; how many tokens that is."""
+        return self._tier.load(stored, sequence.pages[first : first + len(stored)]) * self._size
+
+    def short(self, sequence: Sequence, *, ahead: int = 0) -> bool:
+        """Whether there is no place for the newest token's KV, or that of the token `ahead` of it."""
+        return len(sequence.pages) * self._size < sequence.length + ahead
+
+    def write_spans(self, sequence: Sequence) -> None:
+        """Put the KV of the reused spans where the sequence reads it."""
+        for span in sequence.spans:
+            self._pool.write_block(self._table.slots(sequence, span.start, span.stop), span.kv)
+
+    def extend(self, sequence: Sequence, pages: int = 1) -> None:
+        """Give a sequence more pages, which are free."""
+        fresh = self._allocator.alloc(pages, after=int(sequence.pages[-1]))
+        self._tier.claim(fresh)
+        self._table.set_pages(sequence, np.concatenate((sequence.pages, fresh)))
+
+    def backed(self, sequences: list[Sequence], drafts: list[Rows]) -> list[Rows]:
+        """As much of the drafts as there are pages for: only free ones are taken, and nobody loses any."""
+        backed = []
+        for sequence, draft in zip(sequences, drafts, strict=False):
+            missing = -(-(sequence.length + len(draft)) // self._size) - len(sequence.pages)
+            taken = min(missing, self._allocator.free)
+            if taken > 0:
+                self.extend(sequence, taken)
+            backed.append(draft[: len(sequence.pages) * self._size - sequence.length])
+        return backed if any(map(len, backed)) else []
+
+    def settle(self, sequence: Sequence) -> None:
+        """Give back the pages that a draft was given and its accepted tokens do not need."""
+        keep = -(-sequence.length // self._size)
+        if sequence.phase is Phase.DECODE and len(sequence.pages) > keep:
+            self._allocator.unref(sequence.pages[keep:])
+            self._table.set_pages(sequence, sequence.pages[:keep])
+
+    def evict(self, wanted: int) -> int:
+        """Have the prefix tree free `wanted` pages, and some more where a batch costs a tier no more than a few."""
+        return self._tree.evict(max(wanted, self._tier.batch)) if wanted > 0 else 0
+
+    def share(self, sequence: Sequence, *, tail: bool = False) -> None:
+        """Give the prefix tree what it may know of a sequence's KV."""
+        known = sequence.storable
+        if known:
+            namespace = sequence.request.namespace
+            pages = self._tree.insert(sequence.ids[:known], sequence.pages, namespace=namespace, tail=tail)
+            self._table.set_pages(sequence, pages)
+
+    def release(self, sequence: Sequence) -> None:
+        """Give all of a sequence's pages back."""
+        self._allocator.unref(sequence.pages)
+
+
+def _held(match: Match) -> Pages:
+    return match.pages if match.partial < 0 else np.append(match.pages, np.int32(match.partial))
