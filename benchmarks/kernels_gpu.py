@@ -7,7 +7,8 @@ Ceilings are measured in the same process: a device-to-device copy (bytes read p
 product. A case's floor is the larger of its bytes over the copy rate and its operations over the product rate; keys
 outside all rows' windows count for nothing. Page tables are random permutations. The error is the norm of the
 difference to float64 on the same bfloat16 inputs, relative to the norm of the result, of attention over a sample of
-rows. Medians of timed launches, by CUDA events.
+rows. Medians by CUDA events: of launches for rows of a prefill, of replays of a graph of many launches for decode
+steps, which run as graphs (so there the second-level cache holds what fits it).
 """
 
 import argparse
@@ -23,7 +24,7 @@ from promptsluice.backend_engine.fused import FusedOps, HeadTurn, TorchOps
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
-from triton.testing import do_bench
+from triton.testing import do_bench, do_bench_cudagraph
 
 PAGE = 16
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -143,11 +144,11 @@ def noise(*shape: int) -> Tensor:
     return torch.randn(shape, device=DEVICE).to(NARROW)
 
 
-def timed(run: Callable[[], object]) -> float:
-    """Median milliseconds of a launch; zero where there is no GPU to time."""
+def timed(run: Callable[[], object], *, graphed: bool = False) -> float:
+    """Median milliseconds of a launch, or of one within a graph; zero where there is no GPU to time."""
     if DEVICE == "cpu":
         return 0.0
-    ms = do_bench(run, return_mode="median")
+    ms = (do_bench_cudagraph if graphed else do_bench)(run, return_mode="median")
     assert isinstance(ms, float), ms
     return ms
 
@@ -172,7 +173,8 @@ def attention(case: Case, backend: str, draw: random.Random) -> Measured:
     visible = batch.visible.double() if shape.window is None else batch.visible.double().clamp_max(shape.window)
     operations = 4 * float(visible.sum()) * shape.heads * shape.dim
     moved = 2 * seen * shape.kv_heads * shape.dim * 2 + 2 * q.nbytes
-    return Measured(timed(lambda: plan(q, k, v)), moved, operations, wrong)
+    decodes = all(rows == 1 for rows, _ in case.requests)
+    return Measured(timed(lambda: plan(q, k, v), graphed=decodes), moved, operations, wrong)
 
 
 def element_wise(rows: int) -> Iterator[tuple[str, Measured]]:
@@ -202,7 +204,7 @@ def element_wise(rows: int) -> Iterator[tuple[str, Measured]]:
     def measured(make: Callable[[FusedOps, torch.dtype], Tensor], run: Callable[[], object], moved: int) -> Measured:
         expected = make(TorchOps(), torch.float64)
         wrong = (make(ops, NARROW).double() - expected).norm() / expected.norm()
-        return Measured(timed(run), moved, 0.0, float(wrong))
+        return Measured(timed(run, graphed=rows <= 512), moved, 0.0, float(wrong))
 
     for name, other in (("add, norm", None), ("norm, add, norm", first)):
         yield (
