@@ -41,10 +41,13 @@ _ROUTES = (
 )
 
 
-def create_app(policy_set: PolicySet, *, backends: Mapping[str, Backend] | None = None) -> FastAPI:
+def create_app(
+    policy_set: PolicySet, *, backends: Mapping[str, Backend] | None = None, reload_every_s: float = 1.0
+) -> FastAPI:
     """The application for a policy file. Its rooms open at start-up, in the lifespan, and close at shutdown.
 
-    `backends` take the place of those of the same name in the policy file.
+    `backends` take the place of those of the same name in the policy file, which is looked at every `reload_every_s`
+    seconds for a new version.
     """
 
     metrics = Metrics(models=policy_set.model_names())
@@ -54,7 +57,7 @@ def create_app(policy_set: PolicySet, *, backends: Mapping[str, Backend] | None 
         sluice = await Sluice.open(policy_set, backends=backends, metrics=metrics)
         app.state.sluice = sluice
         try:
-            async with watching(app, given=backends or {}):
+            async with watching(app, given=backends or {}, every_s=reload_every_s):
                 yield
         finally:
             await app.state.sluice.close()

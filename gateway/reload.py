@@ -17,24 +17,26 @@ from .backends.base import Backend
 from .edge import log, log_failure
 from .house import Sluice
 
-_EVERY_S = 1.0
 Signature = tuple[int, int, int] | None
 
 
 class Reloader:
-    """Watches one policy file for one application. `given` are backends that stand for the file's."""
+    """Watches one policy file for one application, looking every `every_s` seconds. `given` are backends that stand
+    for the file's.
+    """
 
-    def __init__(self, app: FastAPI, path: Path, *, given: Mapping[str, Backend]) -> None:
+    def __init__(self, app: FastAPI, path: Path, *, given: Mapping[str, Backend], every_s: float) -> None:
         self._app = app
         self._path = path
         self._given = given
+        self._every_s = every_s
         self._seen = _signature(path)
         self._retiring: set[asyncio.Task[None]] = set()
 
     async def watch(self) -> None:
-        """Look at the file every second, for ever."""
+        """Look at the file again and again, for ever."""
         while True:
-            await asyncio.sleep(_EVERY_S)
+            await asyncio.sleep(self._every_s)
             found = await asyncio.to_thread(_signature, self._path)
             if found != self._seen:
                 self._seen = found
@@ -75,14 +77,14 @@ class Reloader:
 
 
 @contextlib.asynccontextmanager
-async def watching(app: FastAPI, *, given: Mapping[str, Backend]) -> AsyncIterator[None]:
-    """Watch the application's policy file, if it has one."""
+async def watching(app: FastAPI, *, given: Mapping[str, Backend], every_s: float) -> AsyncIterator[None]:
+    """Watch the application's policy file, if it has one. See Reloader."""
     file = app.state.sluice.policy_set.file
     app.state.policy_file_refused = None
     if file is None:
         yield
         return
-    reloader = Reloader(app, Path(file), given=given)
+    reloader = Reloader(app, Path(file), given=given, every_s=every_s)
     watch = asyncio.create_task(reloader.watch())
     try:
         yield

@@ -11,6 +11,10 @@ from hypothesis import HealthCheck, settings
 # Threads that spin while they wait steal the other core's time; must be set before torch loads its OpenMP runtime.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# Workers of pytest-xdist, and the processes that their tests start, share the cores.
+_WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+if _WORKERS > 1:
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // _WORKERS)))
 
 # A red run must be about the change: the same examples everywhere, and no limit that a busy machine breaks.
 # `--hypothesis-profile=explore` looks further.
@@ -18,6 +22,12 @@ _PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("explore", _PATIENT)
 settings.register_profile("house", _PATIENT, derandomize=True)
 settings.load_profile("house")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with slow tests first: workers take files in this order, and none should begin a long one last."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
 
 
 def _tiny(architecture: str, path: Path, **extra: object) -> Path:

@@ -136,6 +136,18 @@ class Reference:
         return output[0, len(ids) :].tolist()
 
     @torch.inference_mode()
+    def assert_greedy(self, ids: Sequence[int], output: Sequence[int], max_tokens: int) -> None:
+        """`generate` would append `output`: each token is the likeliest after those before it, and the end is the same.
+
+        One pass over prompt and output, where `generate` makes one for each token.
+        """
+        logits = self.model(torch.tensor([[*ids, *output[:-1]]]), logits_to_keep=len(output)).logits[0]
+        assert logits.argmax(-1).tolist() == list(output)
+        eos = self.model.generation_config.eos_token_id
+        ends = [place for place, token in enumerate(output, 1) if token in (eos if isinstance(eos, list) else [eos])]
+        assert ends == [len(output)] or (not ends and len(output) == max_tokens)
+
+    @torch.inference_mode()
     def scores(self, ids: Sequence[int]) -> torch.Tensor:
         """Log-probabilities [tokens - 1, vocab] of what may follow each token but the last."""
         return self.model(torch.tensor([ids])).logits[0, :-1].log_softmax(-1)

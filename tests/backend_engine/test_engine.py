@@ -16,16 +16,6 @@ from promptsluice.prompt.errors import BadRequest, ContextTooLong, PromptsluiceE
 from .driving import DEVICE, Collected, Reference, alone, assert_idle, finish, greedy, random_ids, tiny_engine, together
 
 
-@pytest.fixture(scope="module")
-def model(tiny_llama_dir: Path) -> LoadedModel:
-    return load_model(tiny_llama_dir, dtype="float32", device=DEVICE)
-
-
-@pytest.fixture(scope="module")
-def reference(tiny_llama_dir: Path) -> Reference:
-    return Reference(tiny_llama_dir)
-
-
 @pytest.mark.parametrize("family", ["tiny_llama_dir", "tiny_qwen2_dir", "tiny_qwen3_dir"])
 def test_a_mixed_batch_equals_transformers(family: str, request: pytest.FixtureRequest) -> None:
     directory = request.getfixturevalue(family)

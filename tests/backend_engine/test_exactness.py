@@ -1,4 +1,7 @@
-"""The real model: greedy float32 output equals transformers' `generate`, token for token, however it is scheduled."""
+"""The real model: greedy float32 output equals transformers' `generate`, token for token, however it is scheduled.
+
+What an engine makes of the prompts one by one is checked with one pass of transformers for each, some with `generate`.
+"""
 
 import json
 from dataclasses import replace
@@ -31,15 +34,28 @@ def model(smollm2_dir: Path) -> LoadedModel:
 
 
 @pytest.fixture(scope="module")
-def cases(model: LoadedModel, smollm2_dir: Path) -> list[Case]:
+def reference(smollm2_dir: Path) -> Reference:
+    return Reference(smollm2_dir)
+
+
+@pytest.fixture(scope="module")
+def engine(model: LoadedModel) -> Engine:
+    """Has answered the prompts of all cases, one by one, and keeps their KV."""
+    return Engine(model, options=UNTIMED)
+
+
+@pytest.fixture(scope="module")
+def cases(model: LoadedModel, engine: Engine, reference: Reference) -> list[Case]:
     """20 prompts, English, Chinese and code, 5 to 2,000 tokens in ascending order; what transformers makes of them."""
     assert model.tokenizer is not None
-    reference, cases = Reference(smollm2_dir), []
+    cases = []
     for line in PROMPTS.read_text(encoding="utf-8").splitlines():
         record = json.loads(line)
         ids = tuple(model.tokenizer.encode_plain(record["text"])[: record["tokens"]])
         assert len(ids) == record["tokens"]
-        cases.append(Case(ids, reference.greedy(ids, NEW_TOKENS, ignore_eos=False)))
+        (sink,) = together(engine, request(ids))
+        reference.assert_greedy(ids, sink.tokens, NEW_TOKENS)
+        cases.append(Case(ids, sink.tokens))
     assert len(cases) == 20 and len(cases[0].ids) == 5 and len(cases[-1].ids) == 2000
     return cases
 
@@ -56,10 +72,12 @@ def expected(cases: list[Case]) -> list[list[int]]:
     return [case.expected for case in cases]
 
 
-def test_one_by_one_and_again_after_a_prefix_hit(model: LoadedModel, cases: list[Case]) -> None:
-    engine = Engine(model, options=UNTIMED)
-    for case in cases:
-        assert outputs(engine, [case]) == [case.expected]
+def test_one_by_one(reference: Reference, cases: list[Case]) -> None:
+    for case in cases[::9]:
+        assert case.expected == reference.greedy(case.ids, NEW_TOKENS, ignore_eos=False)
+
+
+def test_again_after_a_prefix_hit(engine: Engine, cases: list[Case]) -> None:
     for case in cases[:: len(cases) - 1]:
         (sink,) = together(engine, request(case.ids))
         assert sink.tokens == case.expected

@@ -8,17 +8,12 @@ import numpy as np
 import pytest
 from promptsluice.backend_engine.engine import Engine
 from promptsluice.backend_engine.fair_queue import RESERVED
-from promptsluice.backend_engine.loader import LoadedModel, load_model
+from promptsluice.backend_engine.loader import LoadedModel
 from promptsluice.backend_engine.prefill_shares import shares
 
-from .driving import DEVICE, Collected, Reference, assert_idle, finish, greedy, random_ids, tiny_engine
+from .driving import Collected, Reference, assert_idle, finish, greedy, random_ids, tiny_engine
 from .eager import EagerSteps
 from .test_run_ahead import Recorder
-
-
-@pytest.fixture(scope="module")
-def model(tiny_llama_dir: Path) -> LoadedModel:
-    return load_model(tiny_llama_dir, dtype="float32", device=DEVICE)
 
 
 def _steps_until(engine: Engine, sink: Collected, *, first_token: bool = False, most: int = 5000) -> int:

@@ -65,7 +65,7 @@ class SmallHub(BaseHTTPRequestHandler):
 @pytest.fixture
 def small_hub() -> Iterator[str]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), SmallHub)
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
     thread.start()
     yield f"http://127.0.0.1:{server.server_port}"
     server.shutdown()

@@ -13,7 +13,7 @@ from promptsluice.backend_engine.options import EngineOptions
 from promptsluice.backend_engine.pace import Pace
 from promptsluice.prompt.errors import ConfigError
 
-from .driving import DEVICE, Collected, Reference, finish, greedy, random_ids, tiny_engine
+from .driving import Collected, Reference, finish, greedy, random_ids, tiny_engine
 
 Machine = Callable[[int, int], float]
 MACHINES: dict[str, Machine] = {
@@ -77,11 +77,6 @@ def test_without_streams_or_without_an_aim_a_step_is_full() -> None:
     assert pace.rows(3) == 512
     with pytest.raises(ConfigError, match="stall"):
         EngineOptions(stall=1.0)
-
-
-@pytest.fixture(scope="module")
-def model(tiny_llama_dir: Path) -> LoadedModel:
-    return load_model(tiny_llama_dir, dtype="float32", device=DEVICE)
 
 
 class SimulatedTime:

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 from promptsluice.backend_engine.engine import Engine
-from promptsluice.backend_engine.loader import LoadedModel, load_model
+from promptsluice.backend_engine.loader import LoadedModel
 from promptsluice.backend_engine.types import GenerationRequest, KVBlock, Reuse, ReusedSpan, SamplingParams
 from promptsluice.prompt.errors import BadRequest
 from torch import Tensor
 
-from .driving import DEVICE, Collected, Reference, alone, assert_idle, finish, greedy, random_ids, tiny_engine, together
+from .driving import Collected, Reference, alone, assert_idle, finish, greedy, random_ids, tiny_engine, together
 
 IDS = random_ids(100, 11)
 
@@ -25,11 +25,6 @@ class FirstRows:
     def select(self, *, fresh_k: Tensor, fresh_v: Tensor, stored_k: Tensor, stored_v: Tensor, quota: int) -> Tensor:
         assert fresh_k.shape == fresh_v.shape == stored_k.shape == stored_v.shape
         return torch.arange(quota)
-
-
-@pytest.fixture(scope="module")
-def model(tiny_llama_dir: Path) -> LoadedModel:
-    return load_model(tiny_llama_dir, dtype="float32", device=DEVICE)
 
 
 @pytest.fixture(scope="module")

@@ -5,16 +5,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from promptsluice.backend_engine.loader import LoadedModel, load_model
+from promptsluice.backend_engine.loader import LoadedModel
 from promptsluice.backend_engine.types import SamplingParams
 
-from .driving import DEVICE, Collected, Reference, assert_idle, finish, greedy, random_ids, tiny_engine, together
+from .driving import Collected, Reference, assert_idle, finish, greedy, random_ids, tiny_engine, together
 from .eager import EagerSteps
-
-
-@pytest.fixture(scope="module")
-def model(tiny_llama_dir: Path) -> LoadedModel:
-    return load_model(tiny_llama_dir, dtype="float32", device=DEVICE)
 
 
 @pytest.fixture

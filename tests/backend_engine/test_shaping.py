@@ -1,7 +1,6 @@
 """Bias, penalties and bans against transformers' processors and float64 numpy, and along whole generations."""
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from promptsluice.backend_engine.engine import Engine
-from promptsluice.backend_engine.loader import LoadedModel, load_model
+from promptsluice.backend_engine.loader import LoadedModel
 from promptsluice.backend_engine.params import SamplingParams
 from promptsluice.backend_engine.shaping import banned, biased, penalized
 from promptsluice.backend_engine.token_counts import IN_PROMPT
@@ -19,19 +18,9 @@ from promptsluice.prompt.errors import BadRequest
 from torch import Tensor
 from transformers import RepetitionPenaltyLogitsProcessor, SequenceBiasLogitsProcessor
 
-from .driving import DEVICE, Collected, Reference, alone, assert_idle, finish, random_ids, tiny_engine, together
+from .driving import Collected, Reference, alone, assert_idle, finish, random_ids, tiny_engine, together
 
 VOCAB = 512
-
-
-@pytest.fixture(scope="module")
-def model(tiny_llama_dir: Path) -> LoadedModel:
-    return load_model(tiny_llama_dir, dtype="float32", device=DEVICE)
-
-
-@pytest.fixture(scope="module")
-def reference(tiny_llama_dir: Path) -> Reference:
-    return Reference(tiny_llama_dir)
 
 
 def _counts(prompt: list[int], output: list[int], vocab: int) -> Tensor:

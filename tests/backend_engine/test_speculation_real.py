@@ -42,13 +42,18 @@ def model(smollm2_dir: Path) -> LoadedModel:
 
 @pytest.fixture(scope="module")
 def cases(model: LoadedModel, smollm2_dir: Path) -> list[Case]:
+    """What an engine without guesses makes of the prompts, confirmed by transformers."""
     assert model.tokenizer is not None
+    engine = Engine(model, options=EngineOptions(pages=400, guessed_tokens=0, stall=None))
     reference, cases = Reference(smollm2_dir), []
     params = SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS)
     for text in PROMPTS:
-        ids = tuple(model.tokenizer.encode_chat([{"role": "user", "content": text}]).ids)
-        expected = reference.greedy(ids, NEW_TOKENS, ignore_eos=False)
-        cases.append(Case(GenerationRequest(ids=ids, sampling=params), expected))
+        request = GenerationRequest(
+            ids=tuple(model.tokenizer.encode_chat([{"role": "user", "content": text}]).ids), sampling=params
+        )
+        expected = alone(engine, request).tokens
+        reference.assert_greedy(request.ids, expected, NEW_TOKENS)
+        cases.append(Case(request, expected))
     return cases
 
 

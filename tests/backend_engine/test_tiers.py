@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from promptsluice.backend_engine.engine import Engine
-from promptsluice.backend_engine.loader import LoadedModel, load_model
+from promptsluice.backend_engine.loader import LoadedModel
 from promptsluice.backend_engine.options import EngineOptions
 from promptsluice.backend_engine.pool import KVPool
 from promptsluice.backend_engine.service import EngineService
@@ -24,22 +24,12 @@ from promptsluice.backend_engine.tiers.streams import SideStream
 from promptsluice.backend_engine.tiers.tiered import Tiers
 from promptsluice.prompt.errors import ConfigError, PromptsluiceError
 
-from .driving import DEVICE, Collected, Reference, alone, assert_idle, finish, greedy, random_ids, together
+from .driving import Collected, Reference, alone, assert_idle, finish, greedy, random_ids, together
 from .eager import EagerSteps
 from .late import LateStream
 
 PAGE = 4
 WAIT_S = 60.0
-
-
-@pytest.fixture(scope="module")
-def model(tiny_llama_dir: Path) -> LoadedModel:
-    return load_model(tiny_llama_dir, dtype="float32", device=DEVICE)
-
-
-@pytest.fixture(scope="module")
-def reference(tiny_llama_dir: Path) -> Reference:
-    return Reference(tiny_llama_dir)
 
 
 def tiered(

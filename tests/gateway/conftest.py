@@ -1,10 +1,12 @@
-"""Fixtures of the gateway tests: one upstream and one gateway process for the whole session."""
+"""Fixtures of the gateway tests: one upstream and one gateway process a session, and one on the real model."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
+import openai
 import pytest
 
-from .harness import UPSTREAM_KEY, Gateway, Upstream, start_gateway, stop_gateway
+from .harness import PATIENCE_S, UPSTREAM_KEY, Gateway, Upstream, start_gateway, stop_gateway
 
 CONFIG = """
 version: 1
@@ -20,6 +22,11 @@ backends:
     api_key_env: TEST_UPSTREAM_KEY
     models: [far, org/far]
     timeouts: {{connect: 2, read: 5}}
+  hushed:
+    kind: openai
+    base_url: http://127.0.0.1:{port}/v1
+    models: [hushed]
+    timeouts: {{read: 0.5}}
   dead: {{kind: openai, base_url: "http://127.0.0.1:9/v1", models: [dead], timeouts: {{connect: 1}}}}
   lame:
     kind: openai
@@ -29,6 +36,21 @@ backends:
   lamer: {{kind: openai, base_url: "http://127.0.0.1:9/v1", models: [lamer], fallbacks: [{{backend: far}}]}}
 collections: {{root: {root}/collections}}
 kv_cache: {{path: {root}/kv}}
+"""
+MODEL = "smollm2-135m-instruct"
+ENGINE_CONFIG = """
+version: 1
+default_policy: off
+backends: {{local: {{kind: embedded, model: {model}, kv_memory: 512MiB, dtype: float32, queue: 8, queue_tokens: 3000}}}}
+collections: {{root: {root}/collections}}
+kv_cache: {{path: {root}/kv, ram: 64MiB}}
+policies:
+  uncached: {{extends: off, reuse: {{mode: off}}}}
+  whole: {{extends: recall, reuse: {{mode: off}}}}
+  repaired: {{extends: recall, reuse: {{mode: blend, ratio: 1.0}}}}
+  pruned: {{extends: balanced, rewrite_timeout: 120}}
+  shrunk: {{extends: aggressive, rewrite_timeout: 120}}
+  recall: {{extends: rag, retrieve: {{collection: handbook, top_k: 3}}, reuse: {{min_chunk_tokens: 32}}}}
 """
 
 
@@ -48,3 +70,21 @@ def gateway(upstream: Upstream, tmp_path_factory: pytest.TempPathFactory) -> Ite
     running = start_gateway(policy_file, log_level="debug", TEST_UPSTREAM_KEY=UPSTREAM_KEY)
     yield running
     stop_gateway(running)
+
+
+@pytest.fixture(scope="session")
+def engine(smollm2_dir: Path, minilm_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    """The embedded backend on the real model in float32, and the real embedder."""
+    root = tmp_path_factory.mktemp("engine")
+    policy_file = root / "policy.yaml"
+    policy_file.write_text(ENGINE_CONFIG.format(root=root, model=MODEL))
+    running = start_gateway(policy_file, OMP_WAIT_POLICY="PASSIVE")
+    yield running
+    stop_gateway(running)
+
+
+@pytest.fixture
+def client(engine: Gateway) -> Iterator[openai.OpenAI]:
+    """The OpenAI SDK on the real model."""
+    with openai.OpenAI(base_url=f"{engine.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S) as sdk:
+        yield sdk

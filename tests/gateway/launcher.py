@@ -39,7 +39,7 @@ def main(policy_file: str, port: str, log_level: str = "info") -> None:
         if name.startswith("echo")
     }
     GatedEcho.gate = Path(policy_file).with_name("gate")
-    app = create_app(policy_set, backends=echoes)
+    app = create_app(policy_set, backends=echoes, reload_every_s=0.05)
     run(app, host="127.0.0.1", port=int(port), drain_s=policy_set.server.drain_timeout, log_level=log_level)
 
 

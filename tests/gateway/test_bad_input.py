@@ -190,7 +190,7 @@ def test_routes_methods_and_parameters(gateway: Gateway) -> None:
 def test_models_with_slashes(gateway: Gateway) -> None:
     listed = http.get(f"{gateway.url}/v1/models").json()
     assert listed["object"] == "list"
-    names = ["echo", "org/echo", "slow", "gated", "far", "org/far", "dead", "lame", "lamer"]
+    names = ["echo", "org/echo", "slow", "gated", "far", "org/far", "hushed", "dead", "lame", "lamer"]
     assert [model["id"] for model in listed["data"]] == names
     one = http.get(f"{gateway.url}/v1/models/org/echo").json()
     assert one["id"] == "org/echo" and one["object"] == "model"

@@ -1,7 +1,6 @@
 """Raw prompts on the real model through the OpenAI SDK: transformers' tokens and log-probabilities, choices, limits."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,32 +10,11 @@ import torch
 from promptsluice.backend_engine import ChatTokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from .harness import Gateway, http, start_gateway, stop_gateway
+from .harness import Gateway, http
 
 pytestmark = pytest.mark.slow
 MODEL = "smollm2-135m-instruct"
 FRANCE, ROME = "The capital of France is", "naïve 😀: Rome is the capital of"
-CONFIG = """
-version: 1
-backends: {{local: {{kind: embedded, model: {model}, kv_memory: 512MiB, dtype: float32, queue: 8, queue_tokens: 3000}}}}
-collections: {{root: {root}/collections}}
-kv_cache: {{path: {root}/kv, ram: 64MiB}}
-"""
-
-
-@pytest.fixture(scope="module")
-def engine(smollm2_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
-    root = tmp_path_factory.mktemp("completions")
-    policy_file = root / "policy.yaml"
-    policy_file.write_text(CONFIG.format(root=root, model=MODEL))
-    running = start_gateway(policy_file, OMP_WAIT_POLICY="PASSIVE")
-    yield running
-    stop_gateway(running)
-
-
-@pytest.fixture
-def client(engine: Gateway) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{engine.url}/v1", api_key="none", max_retries=0, timeout=120)
 
 
 @pytest.fixture(scope="module")

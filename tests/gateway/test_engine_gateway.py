@@ -1,7 +1,6 @@
 """The whole way on the real model: collections, retrieval, chunk reuse, prefix cache, limits. Greedy, float32."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,36 +8,12 @@ import openai
 import pytest
 from promptsluice.backend_engine.tokenizer import ChatTokenizer
 
-from .harness import Gateway, eventually, http, start_gateway, stop_gateway
+from .harness import Gateway, eventually, http
 
 pytestmark = pytest.mark.slow
 MODEL = "smollm2-135m-instruct"
 HANDBOOK = Path(__file__).parents[1] / "data" / "gateway" / "handbook.md"
 QUESTION: Any = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is the refund policy?"}]
-CONFIG = """
-version: 1
-default_policy: off
-backends: {{local: {{kind: embedded, model: {model}, kv_memory: 512MiB, dtype: float32}}}}
-collections: {{root: {root}/collections}}
-kv_cache: {{path: {root}/kv, ram: 64MiB}}
-policies:
-  uncached: {{extends: off, reuse: {{mode: off}}}}
-  whole: {{extends: recall, reuse: {{mode: off}}}}
-  repaired: {{extends: recall, reuse: {{mode: blend, ratio: 1.0}}}}
-  pruned: {{extends: balanced, rewrite_timeout: 120}}
-  shrunk: {{extends: aggressive, rewrite_timeout: 120}}
-  recall: {{extends: rag, retrieve: {{collection: handbook, top_k: 3}}, reuse: {{min_chunk_tokens: 32}}}}
-"""
-
-
-@pytest.fixture(scope="module")
-def engine(smollm2_dir: Path, minilm_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
-    root = tmp_path_factory.mktemp("engine")
-    policy_file = root / "policy.yaml"
-    policy_file.write_text(CONFIG.format(root=root, model=MODEL))
-    running = start_gateway(policy_file, OMP_WAIT_POLICY="PASSIVE")
-    yield running
-    stop_gateway(running)
 
 
 @pytest.fixture(scope="module")
@@ -66,8 +41,7 @@ def ask(engine: Gateway, messages: Any, **fields: Any) -> dict[str, Any]:
     return response.json()
 
 
-def test_streamed_and_whole_answers_agree(engine: Gateway) -> None:
-    client = openai.OpenAI(base_url=f"{engine.url}/v1", api_key="none", max_retries=0)
+def test_streamed_and_whole_answers_agree(engine: Gateway, client: openai.OpenAI) -> None:
     messages: Any = [{"role": "user", "content": "What is the capital of France?"}]
     whole = ask(engine, messages, max_tokens=16)
     chunks = list(
@@ -87,10 +61,6 @@ def test_streamed_and_whole_answers_agree(engine: Gateway) -> None:
     assert whole["usage"]["prompt_tokens"] == whole["promptsluice"]["tokens_out"] == whole["promptsluice"]["tokens_in"]
 
 
-def client_of(engine: Gateway) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{engine.url}/v1", api_key="none", max_retries=0)
-
-
 def streamed(chunks: Any, choices: int) -> tuple[list[str], list[list[Any]], list[str | None], Any]:
     """Texts, log-probabilities and ends by choice, and the usage; each frame must carry at most one choice."""
     texts, usage = [""] * choices, None
@@ -107,25 +77,25 @@ def streamed(chunks: Any, choices: int) -> tuple[list[str], list[list[Any]], lis
     return texts, told, ends, usage
 
 
-def test_choices_differ_reproduce_and_share_their_prompt(engine: Gateway) -> None:
+def test_choices_differ_reproduce_and_share_their_prompt(client: openai.OpenAI) -> None:
     story = "Once upon a time a gardener had a stone. " * 12
     messages: Any = [{"role": "user", "content": story + "How does it go on?"}]
     fields: Any = {"model": MODEL, "messages": messages, "n": 3, "seed": 11, "max_tokens": 12}
-    whole = client_of(engine).chat.completions.create(**fields)
+    whole = client.chat.completions.create(**fields)
     texts = [choice.message.content for choice in whole.choices]
     assert [choice.index for choice in whole.choices] == [0, 1, 2] and len(set(texts)) == 3
     assert whole.usage is not None and 12 < whole.usage.completion_tokens <= 36
-    again = client_of(engine).chat.completions.create(**fields, stream=True, stream_options={"include_usage": True})
+    again = client.chat.completions.create(**fields, stream=True, stream_options={"include_usage": True})
     found, _, ends, usage = streamed(again, 3)
     assert found == texts and set(ends) <= {"stop", "length"}
     assert usage.prompt_tokens == whole.usage.prompt_tokens
     assert usage.completion_tokens == whole.usage.completion_tokens
-    one = client_of(engine).chat.completions.create(**fields | {"n": 1})
+    one = client.chat.completions.create(**fields | {"n": 1})
     assert one.choices[0].message.content == texts[0] and one.usage is not None
     assert one.usage.prompt_tokens == whole.usage.prompt_tokens
 
 
-def test_logprobs_whole_and_streamed(engine: Gateway) -> None:
+def test_logprobs_whole_and_streamed(client: openai.OpenAI) -> None:
     fields: Any = {
         "model": MODEL,
         "messages": [{"role": "user", "content": "Repeat exactly: naïve 你好 \N{WAVING HAND SIGN}"}],
@@ -134,7 +104,7 @@ def test_logprobs_whole_and_streamed(engine: Gateway) -> None:
         "logprobs": True,
         "top_logprobs": 3,
     }
-    choice = client_of(engine).chat.completions.create(**fields).choices[0]
+    choice = client.chat.completions.create(**fields).choices[0]
     assert choice.logprobs is not None and choice.logprobs.content
     raw = b"".join(bytes(one.bytes or ()) for one in choice.logprobs.content)
     assert raw.decode("utf-8", "ignore") == choice.message.content
@@ -142,10 +112,10 @@ def test_logprobs_whole_and_streamed(engine: Gateway) -> None:
         assert len(one.top_logprobs) == 3 and one.logprob <= 0
         assert one.top_logprobs[0].token == one.token, "greedy takes the likeliest"
         assert one.top_logprobs[0].logprob == one.logprob >= one.top_logprobs[1].logprob
-    texts, told, _, _ = streamed(client_of(engine).chat.completions.create(**fields, stream=True), 1)
+    texts, told, _, _ = streamed(client.chat.completions.create(**fields, stream=True), 1)
     assert texts[0] == choice.message.content
     assert [one.token for one in told[0]] == [one.token for one in choice.logprobs.content]
-    bare = client_of(engine).chat.completions.create(**fields | {"top_logprobs": 0, "max_tokens": 3})
+    bare = client.chat.completions.create(**fields | {"top_logprobs": 0, "max_tokens": 3})
     assert bare.choices[0].logprobs is not None and bare.choices[0].logprobs.content
     assert all(one.top_logprobs == [] for one in bare.choices[0].logprobs.content)
 

@@ -2,48 +2,23 @@
 
 import json
 import re
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, Literal
 
 import openai
 import pytest
 from pydantic import BaseModel, Field
 
-from .harness import Gateway, start_gateway, stop_gateway
+from .harness import Gateway
 
 pytestmark = pytest.mark.slow
 MODEL = "smollm2-135m-instruct"
-CONFIG = """
-version: 1
-default_policy: off
-backends: {{local: {{kind: embedded, model: {model}, kv_memory: 256MiB, dtype: float32}}}}
-collections: {{root: {root}/collections}}
-kv_cache: {{path: {root}/kv, ram: 64MiB}}
-"""
 
 
 class City(BaseModel):
     name: str = Field(max_length=30)
     country: Literal["France", "Italy", "Spain"]
     millions: int = Field(ge=0, le=40)
-
-
-@pytest.fixture(scope="module")
-def engine(smollm2_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
-    root = tmp_path_factory.mktemp("structured")
-    policy_file = root / "policy.yaml"
-    policy_file.write_text(CONFIG.format(root=root, model=MODEL))
-    running = start_gateway(policy_file, OMP_WAIT_POLICY="PASSIVE")
-    yield running
-    stop_gateway(running)
-
-
-@pytest.fixture
-def client(engine: Gateway) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{engine.url}/v1", api_key="none", max_retries=0, timeout=180) as one:
-        yield one
 
 
 def asked(question: str) -> Any:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from promptsluice.backend_engine.loader import LoadedModel, load_model
+from promptsluice.backend_engine.loader import LoadedModel
 from promptsluice.kv_reuse import DiskStore
 
 from .reference import Reference
@@ -13,14 +13,9 @@ from .test_blend_engine import TOLERANCE, A, B, Prompt, Runner, check, greedy, p
 SYSTEM, SINK = text(60, 7), text(61, 4)
 
 
-@pytest.fixture
-def model(tiny_qwen2_dir: Path) -> LoadedModel:
-    return load_model(tiny_qwen2_dir, dtype="float32")
-
-
-@pytest.fixture
-def reference(tiny_qwen2_dir: Path) -> Reference:
-    return Reference(tiny_qwen2_dir)
+@pytest.fixture(scope="module")
+def directory(tiny_qwen2_dir: Path) -> Path:
+    return tiny_qwen2_dir
 
 
 def asked() -> Prompt:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from promptsluice.backend_engine.engine import Engine
-from promptsluice.backend_engine.loader import LoadedModel, load_model
+from promptsluice.backend_engine.loader import LoadedModel
 from promptsluice.backend_engine.options import EngineOptions
 from promptsluice.backend_engine.service import EngineService
 from promptsluice.backend_engine.types import Delta, GenerationRequest, Result, Reuse, SamplingParams
@@ -20,7 +20,6 @@ from promptsluice.prompt.errors import PromptsluiceError
 from .reference import Outcome, Reference
 from .rows import RandomRows
 
-FAMILIES = ("tiny_llama_dir", "tiny_qwen2_dir", "tiny_qwen3_dir")
 TOLERANCE = 1e-4
 STEP = 128
 
@@ -76,21 +75,6 @@ class Runner:
 class Finished:
     tokens: list[int]
     result: Result
-
-
-@pytest.fixture(params=FAMILIES)
-def directory(request: pytest.FixtureRequest) -> Path:
-    return request.getfixturevalue(request.param)
-
-
-@pytest.fixture
-def model(directory: Path) -> LoadedModel:
-    return load_model(directory, dtype="float32")
-
-
-@pytest.fixture
-def reference(directory: Path) -> Reference:
-    return Reference(directory)
 
 
 def text(seed: int, tokens: int) -> list[int]:

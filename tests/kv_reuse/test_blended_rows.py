@@ -123,19 +123,9 @@ class Bench:
         return self.model.decoder.logits(self.model.decoder.forward(batch, self.pool).hidden)
 
 
-@pytest.fixture(params=FAMILIES)
+@pytest.fixture(scope="module", params=FAMILIES)
 def directory(request: pytest.FixtureRequest) -> Path:
     return request.getfixturevalue(request.param)
-
-
-@pytest.fixture
-def model(directory: Path) -> LoadedModel:
-    return load_model(directory, dtype="float32")
-
-
-@pytest.fixture
-def reference(directory: Path) -> Reference:
-    return Reference(directory)
 
 
 def check(bench: Bench, part: RequestRows, logits: Tensor, expected: Outcome) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from promptsluice.backend_engine.loader import LoadedModel, load_model
+from promptsluice.backend_engine.loader import LoadedModel
 from promptsluice.kv_reuse import QueryAttention, Repair
 
 from .reference import Reference
@@ -15,19 +15,9 @@ from .test_blend_engine import PROMPTS, A, B, C, Runner, check, greedy, loaded_s
 STEPS = [128, 13]
 
 
-@pytest.fixture(params=["tiny_llama_dir", "tiny_qwen3_dir", "tiny_gemma3_dir"])
+@pytest.fixture(scope="module", params=["tiny_llama_dir", "tiny_qwen3_dir", "tiny_gemma3_dir"])
 def directory(request: pytest.FixtureRequest) -> Path:
     return request.getfixturevalue(request.param)
-
-
-@pytest.fixture
-def model(directory: Path) -> LoadedModel:
-    return load_model(directory, dtype="float32")
-
-
-@pytest.fixture
-def reference(directory: Path) -> Reference:
-    return Reference(directory)
 
 
 def places_of(spans: list[tuple[int, int]]) -> list[int]:
