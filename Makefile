@@ -8,6 +8,10 @@ PIP_EXTRA ?=
 CONFIG ?=
 DOCS ?=
 ARGS ?=
+# How many processes run tests. Each wants a core and up to 3 GB of memory.
+WORKERS ?= 2
+# A file's tests stay together, as they share fixtures; tests/conftest.py says in which order the files are taken.
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .PHONY: help install install-dev models serve demo check test test-fast format clean
 
@@ -48,10 +52,10 @@ check: install-dev ## Lint and types
 	$(BIN)/pyright
 
 test: check models ## Lint, types and the whole test suite
-	$(BIN)/python -m pytest $(ARGS)
+	$(PYTEST) $(ARGS)
 
 test-fast: install-dev ## Only the tests that take seconds
-	$(BIN)/python -m pytest -m 'not slow' $(ARGS)
+	$(PYTEST) -m 'not slow' $(ARGS)
 
 format: install-dev ## Write the code in the house's format
 	$(BIN)/ruff check --fix .

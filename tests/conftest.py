@@ -4,9 +4,13 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    from promptsluice.backend_engine.loader import LoadedModel
 
 # Threads that spin while they wait steal the other core's time; must be set before torch loads its OpenMP runtime.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -133,6 +137,14 @@ def _pulled(name: str) -> Path:
 def smollm2_dir() -> Path:
     """The real default chat model; pulled once into the cache."""
     return _pulled("smollm2-135m-instruct")
+
+
+@pytest.fixture(scope="session")
+def smollm2(smollm2_dir: Path) -> "LoadedModel":
+    """The real default chat model in float32 on the CPU."""
+    from promptsluice.backend_engine.loader import load_model
+
+    return load_model(smollm2_dir, dtype="float32")
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""The tiny model that most tests here run on, and transformers on the same weights."""
+"""The tiny model that most tests here run on, and transformers on its weights and on the real model's."""
 
 from pathlib import Path
 
@@ -16,3 +16,8 @@ def model(tiny_llama_dir: Path) -> LoadedModel:
 @pytest.fixture(scope="session")
 def reference(tiny_llama_dir: Path) -> Reference:
     return Reference(tiny_llama_dir)
+
+
+@pytest.fixture(scope="session")
+def real_reference(smollm2_dir: Path) -> Reference:
+    return Reference(smollm2_dir)

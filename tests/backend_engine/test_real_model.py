@@ -1,14 +1,14 @@
 """The default model's logits against transformers', on text of several scripts and lengths, whole and in chunks."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from promptsluice.backend_engine import KVPool, LoadedModel, load_model
 from promptsluice.backend_engine.batch import RequestRows, build_batch
 from torch import Tensor
-from transformers import AutoModelForCausalLM
+
+from .driving import Reference
 
 TEXTS = [
     "The capital of France is",
@@ -31,17 +31,15 @@ def last_logits(model: LoadedModel, pool: KVPool, ids: list[int], chunk: int) ->
 
 
 @pytest.mark.slow
-def test_logits_equal_transformers(smollm2_dir: Path) -> None:
-    model = load_model(smollm2_dir)
-    assert model.tokenizer is not None
-    theirs: Any = AutoModelForCausalLM.from_pretrained(smollm2_dir, dtype=torch.float32)
-    pool = KVPool(model.spec, pages=30)
+def test_logits_equal_transformers(smollm2: LoadedModel, real_reference: Reference) -> None:
+    assert smollm2.tokenizer is not None
+    pool = KVPool(smollm2.spec, pages=30)
     for text in TEXTS:
-        ids = model.tokenizer.encode_plain(text)
+        ids = smollm2.tokenizer.encode_plain(text)
         with torch.inference_mode():
-            expected = theirs(torch.tensor([ids])).logits[0, -1]
+            expected = real_reference.model(torch.tensor([ids])).logits[0, -1]
         for chunk in (len(ids), 64):
-            got = last_logits(model, pool, ids, chunk)
+            got = last_logits(smollm2, pool, ids, chunk)
             torch.testing.assert_close(got, expected, rtol=0, atol=5e-4)
             assert got.argmax() == expected.argmax()
 
@@ -50,9 +48,9 @@ def test_logits_equal_transformers(smollm2_dir: Path) -> None:
 @pytest.mark.skipif(
     "fbgemm" not in torch.backends.quantized.supported_engines, reason="torch has no FBGEMM kernels here"
 )
-def test_eight_bits_of_weights_lose_little(smollm2_dir: Path) -> None:
+def test_eight_bits_of_weights_lose_little(smollm2: LoadedModel, smollm2_dir: Path) -> None:
     """In nats a position; benchmarks/quant_loss.py measures more. Chunks of 100 and 200 take the 8-bit products."""
-    exact, rounded = load_model(smollm2_dir, dtype="float32"), load_model(smollm2_dir, quantize="int8")
+    exact, rounded = smollm2, load_model(smollm2_dir, quantize="int8")
     assert exact.tokenizer is not None
     ids = exact.tokenizer.encode_plain(TEXTS[3])[:200]
     losses = []

@@ -36,24 +36,21 @@ class Case(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def model(smollm2_dir: Path) -> LoadedModel:
-    return load_model(smollm2_dir, dtype="float32", device=DEVICE)
+def model(smollm2: LoadedModel, smollm2_dir: Path) -> LoadedModel:
+    return smollm2 if DEVICE == "cpu" else load_model(smollm2_dir, dtype="float32", device=DEVICE)
 
 
 @pytest.fixture(scope="module")
-def cases(model: LoadedModel, smollm2_dir: Path) -> list[Case]:
+def cases(model: LoadedModel, real_reference: Reference) -> list[Case]:
     """What an engine without guesses makes of the prompts, confirmed by transformers."""
     assert model.tokenizer is not None
-    engine = Engine(model, options=EngineOptions(pages=400, guessed_tokens=0, stall=None))
-    reference, cases = Reference(smollm2_dir), []
     params = SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS)
-    for text in PROMPTS:
-        request = GenerationRequest(
-            ids=tuple(model.tokenizer.encode_chat([{"role": "user", "content": text}]).ids), sampling=params
-        )
-        expected = alone(engine, request).tokens
-        reference.assert_greedy(request.ids, expected, NEW_TOKENS)
-        cases.append(Case(request, expected))
+    prompts = [model.tokenizer.encode_chat([{"role": "user", "content": text}]).ids for text in PROMPTS]
+    requests = [GenerationRequest(ids=tuple(ids), sampling=params) for ids in prompts]
+    plain = Engine(model, options=EngineOptions(pages=400, max_running=8, guessed_tokens=0, stall=None))
+    cases = [Case(request, sink.tokens) for request, sink in zip(requests, together(plain, *requests), strict=True)]
+    for request, expected in cases:
+        real_reference.assert_greedy(request.ids, expected, NEW_TOKENS)
     return cases
 
 

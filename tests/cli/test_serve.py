@@ -77,10 +77,10 @@ def test_the_demo_on_two_pages_and_one_question(tmp_path: Path, smollm2_dir: Pat
     docs = tmp_path / "docs" / "en"
     docs.mkdir(parents=True)
     weather = "".join(
-        f"In week {n} the weather in the harbour was calm and the ships left in time. " for n in range(30)
+        f"In week {n} the weather in the harbour was calm and the ships left in time. " for n in range(14)
     )
     (docs / "ports.md").write_text("# Ports\n\nThe backup server listens on port 7443.\n\n" + weather)
-    (docs / "apples.md").write_text("# Apples\n\n" + "Apples are harvested in autumn, by hand, before the frost. " * 20)
+    (docs / "apples.md").write_text("# Apples\n\n" + "Apples are harvested in autumn, by hand, before the frost. " * 10)
     questions = tmp_path / "questions.yaml"
     questions.write_text("- Which port does the backup server listen on?\n")
     figures = tmp_path / "figures.json"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from promptsluice.backend_engine.batch import RequestRows, build_batch
-from promptsluice.backend_engine.loader import LoadedModel, load_model
+from promptsluice.backend_engine.loader import LoadedModel
 from promptsluice.backend_engine.pool import KVPool
 from promptsluice.backend_engine.types import KVBlock
 from promptsluice.kv_reuse import repositioned
@@ -212,8 +212,8 @@ def test_the_reference_would_notice_a_wrong_mask_and_wrong_rows(reference: Refer
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ratio", [0.15, 1.0])
-def test_the_real_model_blends_as_the_reference_does(smollm2_dir: Path, ratio: float):
-    model = load_model(smollm2_dir, dtype="float32")
+def test_the_real_model_blends_as_the_reference_does(smollm2: LoadedModel, smollm2_dir: Path, ratio: float):
+    model = smollm2
     assert model.tokenizer is not None
     texts = ["A query parameter has a default value.", "Paths are matched in order.", "A body is read as JSON."]
     ids = model.tokenizer.encode_plain("Answer from the documents.\n")
