@@ -28,6 +28,7 @@ from .runner import Flight, StepRunner
 from .scheduler import Scheduler
 from .sequence import Phase, Sequence, Sink
 from .sequence_pages import SequencePages
+from .span_loads import span_loader
 from .speculation import speculator
 from .stats import EngineStats
 from .step_cost import StepCost
@@ -56,8 +57,8 @@ class Engine:
     ) -> None:
         """`single_rows` makes what runs steps of one row a request: by default CUDA graphs, on a GPU.
 
-        `side_stream` is where pages are copied to and from host memory: by default a CUDA stream, on a GPU.
-        `step_cost` decides how many tokens are guessed; by default it is measured now, if any may be.
+        `side_stream` is where pages and reused spans are copied to and from host memory: by default CUDA streams, on a
+        GPU. `step_cost` decides how many tokens are guessed; by default it is measured now, if any may be.
         `clock` (seconds) times the steps.
         """
         self.model = model
@@ -90,7 +91,12 @@ class Engine:
             mirror = self._table.mirror(spare=pages)
             steps = single_rows(decoder, self.pool, mirror, max_tokens=self.max_tokens, drafting=guessed > 0)
         self._pages = SequencePages(
-            pool=self.pool, allocator=self.allocator, tree=self.tree, tier=self.tier, table=self._table
+            pool=self.pool,
+            allocator=self.allocator,
+            tree=self.tree,
+            tier=self.tier,
+            spans=span_loader(decoder, self.pool, side_stream),
+            table=self._table,
         )
         self._scheduler = Scheduler(
             pages=self._pages,
@@ -104,7 +110,7 @@ class Engine:
             decoder=decoder,
             pool=self.pool,
             table=self._table,
-            tier=self.tier,
+            loads=self._pages.loads,
             drawer=drawer,
             masks=Masks(rows=options.step_tokens, vocab=spec.vocab, device=decoder.device),
             steps=steps,
@@ -231,7 +237,7 @@ class Engine:
         else:  # scheduling failed otherwise: what runs, or what could not be admitted, is to blame
             affected = scheduler.running or list(scheduler.waiting)[:1]
         self._plan = self._flight = None
-        self.tier.loads().settle()  # their pages are others' from here on
+        self._pages.loads().settle()  # their pages are others' from here on
         for sequence in list(affected):
             if sequence.phase is not Phase.DONE:
                 self._outputs.give_up(sequence, error)
@@ -241,7 +247,7 @@ class Engine:
 
         What cannot be made smaller fails with Overloaded.
         """
-        self.tier.loads().settle()  # into pages that may be given to others now
+        self._pages.loads().settle()  # into pages that may be given to others now
         release_memory(self.model.decoder.device)
         if self._scheduler.relieve(self._plan):
             self._plan = self._flight = None

@@ -58,6 +58,13 @@ class FusedOps(Protocol):
         """As `rotated`; keys and values go to `slots` of a layer of the pool, queries [rows, heads, dim] come back."""
         ...
 
+    def placed(self, kv: Tensor, cos: Tensor, sin: Tensor, slots: Tensor, k: Tensor, v: Tensor) -> None:
+        """Keys turned by `Rope.turn`, and values as they are, go to `slots` of a layer of the pool.
+
+        `kv` is [2, rows, kv_heads, dim], keys first; `cos`, `sin` are float32 [rows, 1, dim].
+        """
+        ...
+
     def gated(self, gate_up: Tensor, activation: str) -> Tensor:
         """`activation(gate) * up` [rows, ffn] of `gate_up` [rows, 2 * ffn]; the activation is silu or gelu_tanh."""
         ...
@@ -92,6 +99,10 @@ class TorchOps:
         k.index_copy_(0, slots, fresh_k)
         v.index_copy_(0, slots, fresh_v)
         return q
+
+    def placed(self, kv: Tensor, cos: Tensor, sin: Tensor, slots: Tensor, k: Tensor, v: Tensor) -> None:
+        k.index_copy_(0, slots, rotate(kv[0].float(), cos, sin).to(k.dtype))
+        v.index_copy_(0, slots, kv[1].to(v.dtype))
 
     def gated(self, gate_up: Tensor, activation: str) -> Tensor:
         gate, up = gate_up.chunk(2, dim=-1)

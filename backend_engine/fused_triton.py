@@ -54,6 +54,20 @@ class TritonOps(TorchOps):
             )
         return q
 
+    def placed(self, kv: Tensor, cos: Tensor, sin: Tensor, slots: Tensor, k: Tensor, v: Tensor) -> None:
+        _, rows, heads, dim = kv.shape
+        constants: dict[str, Any] = {
+            "KV": heads,
+            "DIM": dim,
+            "DIM_PAD": triton.next_power_of_2(dim),
+            "HEADS": _HEADS,
+            "num_warps": 4,
+        }
+        if rows:
+            _placed[(rows, triton.cdiv(heads, _HEADS))](
+                kv, kv.stride(0), k, v, slots, cos, sin, k.stride(0), **constants
+            )
+
     def gated(self, gate_up: Tensor, activation: str) -> Tensor:
         rows, width = gate_up.shape
         out = torch.empty((rows, width // 2), dtype=gate_up.dtype, device=gate_up.device)
@@ -115,6 +129,28 @@ def _rotated_into(
     key = head - Q
     tl.store(k + place + key[:, None] * DIM + d[None, :], rotated, mask=here & ((key >= 0) & (key < KV))[:, None])
     tl.store(v + place + (key - KV)[:, None] * DIM + d[None, :], raw, mask=here & (key >= KV)[:, None])
+
+
+@triton.jit
+def _placed(
+    kv, values, k, v, slots, cos, sin, slot_stride,
+    KV: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr, HEADS: tl.constexpr,
+):  # fmt: skip
+    """Some heads of one row: turn the key, store key and value at the row's slot. Values begin at `kv + values`."""
+    row = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
+    d = tl.arange(0, DIM_PAD)
+    partner = tl.where(d < DIM // 2, d + DIM // 2, d - DIM // 2)
+    here = (head < KV)[:, None] & (d < DIM)[None, :]
+    base = kv + (row * KV + head[:, None]) * DIM
+    x = tl.load(base + d[None, :], mask=here, other=0.0).to(tl.float32)
+    y = tl.load(base + partner[None, :], mask=here, other=0.0).to(tl.float32)
+    c = tl.load(cos + row * DIM + d, mask=d < DIM, other=0.0)[None, :]
+    s = tl.load(sin + row * DIM + d, mask=d < DIM, other=0.0)[None, :]
+    place = tl.load(slots + row) * slot_stride + head[:, None] * DIM + d[None, :]
+    tl.store(k + place, (x * c + y * s).to(k.dtype.element_ty), mask=here)
+    value = tl.load(base + values + d[None, :], mask=here, other=0.0)
+    tl.store(v + place, value.to(v.dtype.element_ty), mask=here)
 
 
 @triton.jit

@@ -159,9 +159,16 @@ class Rope:
 
     def move(self, k: Tensor, old: Tensor, new: Tensor) -> Tensor:
         """Turn keys `k` [..., tokens, heads, dim] from positions `old` to `new` [tokens], as if rotated there first."""
+        return rotate(k, *self.turn(old, new, k.dtype))
+
+    def turn(self, old: Tensor, new: Tensor, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+        """What `rotate` needs to turn keys from positions `old` to `new` [tokens]: two [tokens, 1, dim].
+
+        The angle is the difference of the float32 angles of the two places.
+        """
         before, after = (place.to(self.inv_freq)[:, None] * self.inv_freq for place in (old, new))
         cos, sin = _whole(after.to(torch.float64) - before.to(torch.float64))
-        return rotate(k, cos.to(k.dtype)[:, None], sin.to(k.dtype)[:, None])
+        return cos.to(dtype)[:, None], sin.to(dtype)[:, None]
 
 
 class LayerRopes:
@@ -175,6 +182,11 @@ class LayerRopes:
     def angles(self, positions: Tensor, dtype: torch.dtype = torch.float32) -> tuple[tuple[Tensor, Tensor], ...]:
         """`Rope.angles` of every layer; once a step, and again when rows were dropped."""
         made = {spec: rope.angles(positions, dtype) for spec, rope in self._ropes.items()}
+        return tuple(made[spec] for spec in self.specs)
+
+    def turns(self, old: Tensor, new: Tensor) -> tuple[tuple[Tensor, Tensor], ...]:
+        """`Rope.turn` of every layer."""
+        made = {spec: rope.turn(old, new) for spec, rope in self._ropes.items()}
         return tuple(made[spec] for spec in self.specs)
 
     def move(self, k: Tensor, old: Tensor, new: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
 """Runs what a step's plan names, and draws its tokens: through graphs where they fit, else through the decoder."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -14,7 +15,7 @@ from .scoring import score
 from .sequence import Sequence
 from .steps import Launched, SingleRowSteps
 from .table import RunningTable
-from .tiers.base import PrefixTier
+from .tiers.base import Loads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +27,10 @@ class Flight:
 
 
 class StepRunner:
-    """For the engine's thread. `steps`, if any, run plans of one row a request, and guesses."""
+    """For the engine's thread. `steps`, if any, run plans of one row a request, and guesses.
+
+    `loads` is asked before each step that is not launched behind another one.
+    """
 
     def __init__(
         self,
@@ -34,7 +38,7 @@ class StepRunner:
         decoder: Decoder,
         pool: KVPool,
         table: RunningTable,
-        tier: PrefixTier,
+        loads: Callable[[], Loads],
         drawer: Drawer,
         masks: Masks,
         steps: SingleRowSteps | None,
@@ -42,7 +46,7 @@ class StepRunner:
         self._decoder = decoder
         self._pool = pool
         self._table = table
-        self._tier = tier
+        self._loads = loads
         self._drawer = drawer
         self._masks = masks
         self._steps = steps
@@ -66,7 +70,7 @@ class StepRunner:
         """Compute the plan's rows; score prompts that ask for it; return a token for each row that draws one."""
         if self._steps is not None and plan.single:
             return self._draw(self._single(self._steps, plan).logits, plan)
-        loads = self._tier.loads()
+        loads = self._loads()
         if self._steps is not None and plan.drafts:
             loads.settle()
             self._table.refresh()
@@ -89,7 +93,7 @@ class StepRunner:
         return self._draw(self._decoder.logits(hidden[rows]), plan)
 
     def _single(self, steps: SingleRowSteps, plan: StepPlan) -> Launched:
-        self._tier.loads().settle()
+        self._loads().settle()
         self._table.refresh()
         return steps.run(*self._table.single_rows(plan))
 

@@ -232,5 +232,6 @@ def trimmed(spans: tuple[ReusedSpan, ...], covered: int) -> tuple[ReusedSpan, ..
         if drop <= 0:
             left.append(span)
         elif span.stop > covered:
-            left.append(ReusedSpan(covered, KVBlock(span.kv.k[:, drop:], span.kv.v[:, drop:])))
+            position = None if span.position is None else span.position + drop
+            left.append(ReusedSpan(covered, KVBlock(span.kv.k[:, drop:], span.kv.v[:, drop:]), position))
     return tuple(left)

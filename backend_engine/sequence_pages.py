@@ -10,8 +10,9 @@ from .pages import PageAllocator, Pages
 from .pool import KVPool
 from .radix import Match, RadixTree, common_tokens
 from .sequence import NO_PAGES, Phase, Rows, Sequence
+from .span_loads import SpanLoader, SpanWriter, Together
 from .table import RunningTable
-from .tiers.base import PrefixTier
+from .tiers.base import Loads, PrefixTier
 
 _NO_MATCH = Match(NO_PAGES, -1, 0, 0)
 
@@ -20,13 +21,21 @@ class SequencePages:
     """What the scheduler does with pages. For one thread; `table` follows every change."""
 
     def __init__(
-        self, *, pool: KVPool, allocator: PageAllocator, tree: RadixTree, tier: PrefixTier, table: RunningTable
+        self,
+        *,
+        pool: KVPool,
+        allocator: PageAllocator,
+        tree: RadixTree,
+        tier: PrefixTier,
+        spans: SpanLoader | SpanWriter,
+        table: RunningTable,
     ) -> None:
         self._pool = pool
         self._size = pool.page_size
         self._allocator = allocator
         self._tree = tree
         self._tier = tier
+        self._spans = spans
         self._table = table
 
     def match(self, sequence: Sequence) -> Match:
@@ -110,9 +119,15 @@ class SequencePages:
         return len(sequence.pages) * self._size < sequence.length + ahead
 
     def write_spans(self, sequence: Sequence) -> None:
-        """Put the KV of the reused spans where the sequence reads it."""
-        for span in sequence.spans:
-            self._pool.write_block(self._table.slots(sequence, span.start, span.stop), span.kv)
+        """Have the KV of the reused spans brought to where the sequence reads it, before the next step does."""
+        spans = sequence.spans
+        if spans:
+            slots = torch.cat([self._table.slots(sequence, span.start, span.stop) for span in spans])
+            self._spans.add(spans, slots, wanted=lambda: sequence.spans is spans)
+
+    def loads(self) -> Loads:
+        """All that is on its way into the pool for the next step, which must wait for it, whoever asked for it."""
+        return Together(self._tier.loads(), self._spans.loads())
 
     def extend(self, sequence: Sequence, pages: int = 1) -> None:
         """Give a sequence more pages, which are free."""

@@ -75,11 +75,13 @@ class RowChooser(Protocol):
 class ReusedSpan:
     """Stored KV for the tokens `start ..
 
-    start + kv.tokens - 1` of a request; its keys are rotated for these positions.
+    start + kv.tokens - 1` of a request. Its keys are rotated for these positions, or for `position ...`, from where the
+    engine turns them while it loads them.
     """
 
     start: int
     kv: KVBlock
+    position: int | None = None
 
     @property
     def stop(self) -> int:

@@ -206,4 +206,6 @@ class Reuser:
 
     def _placed(self, chunk: StoredChunk, start: int, tokens: int) -> ReusedSpan:
         part = KVBlock(chunk.kv.k[:, :tokens], chunk.kv.v[:, :tokens])
+        if self._ropes.device.type != "cpu":  # there the engine moves it, layer by layer beside its steps
+            return ReusedSpan(start, part, chunk.position)
         return ReusedSpan(start, repositioned(part, self._ropes, old=chunk.position, new=start))

@@ -51,7 +51,7 @@ def open_tiers(
     return Tiers(
         naming=naming,
         memory=memory,
-        transfers=Transfers(pool, memory, stream or _stream(device)),
+        transfers=Transfers(pool, memory, stream or side_stream(device)),
         disk=disk,
         # A sixteenth of the pool: small pools must not lose more than they can spare.
         batch=max(1, min(64, pool.pages // 16)),
@@ -59,7 +59,8 @@ def open_tiers(
     )
 
 
-def _stream(device: torch.device) -> SideStream:
+def side_stream(device: torch.device) -> SideStream:
+    """Where copies beside the steps of a device run."""
     if device.type != "cuda":
         return InlineStream()
     from .streams_cuda import CudaStream

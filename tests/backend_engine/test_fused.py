@@ -69,6 +69,19 @@ def test_rotated_into(triton_ops: FusedOps, heads: int, kv_heads: int, dim: int,
     assert (pools[1] == 7.0).all(-1).any(), "slots of other rows are left alone"
 
 
+@pytest.mark.parametrize(("heads", "dim"), [(2, 16), (9, 64), (4, 80)])
+def test_placed(triton_ops: FusedOps, heads: int, dim: int) -> None:
+    rows, slots = 5, 11
+    kv = torch.randn(2, rows + 2, heads, dim, device=DEVICE)[:, :rows]
+    cos, sin = torch.randn(2, rows, 1, dim, device=DEVICE)
+    places = torch.randperm(slots, device=DEVICE)[:rows]
+    pools = [torch.full((2, slots, heads, dim), 7.0, device=DEVICE) for _ in range(2)]
+    TorchOps().placed(kv, cos, sin, places, *pools[0])
+    triton_ops.placed(kv, cos, sin, places, *pools[1])
+    close(pools[1], pools[0])
+    assert torch.equal(pools[1][1, places], kv[1]) and (pools[1] == 7.0).all(-1).any()
+
+
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
 @pytest.mark.parametrize(("rows", "ffn"), [(1, 128), (4, 1536), (2, 1025)])
 def test_gated(triton_ops: FusedOps, rows: int, ffn: int, activation: str) -> None:

@@ -1,0 +1,192 @@
+"""Spans that come in beside the steps, as late as they may: like written at once, and never over anybody's pages."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from promptsluice.backend_engine.engine import Engine
+from promptsluice.backend_engine.fused import fused_ops
+from promptsluice.backend_engine.loader import LoadedModel, load_model
+from promptsluice.backend_engine.options import EngineOptions
+from promptsluice.backend_engine.pool import KVPool
+from promptsluice.backend_engine.span_loads import SpanLoader
+from promptsluice.backend_engine.types import GenerationRequest, KVBlock, Reuse, ReusedSpan, RowChooser, SamplingParams
+from promptsluice.prompt.errors import PromptsluiceError
+from torch import Tensor
+
+from .driving import (
+    DEVICE,
+    FREE_ROWS,
+    Collected,
+    Reference,
+    alone,
+    assert_idle,
+    finish,
+    greedy,
+    random_ids,
+    tiny_engine,
+    together,
+)
+from .late import LateStream
+
+IDS = random_ids(100, 11)
+PLACES = [(7, 30), (30, 61), (70, 95)]
+
+
+class MostLooked:
+    """Half of the depth, and whatever the end looks at most."""
+
+    depth = 0.5
+
+    def choose(self, *, attention: Tensor | None, offsets: Tensor, quota: int) -> Tensor:
+        assert attention is not None
+        return attention.topk(quota).indices
+
+
+@pytest.fixture(scope="module")
+def model(tiny_llama_dir: Path) -> LoadedModel:
+    return load_model(tiny_llama_dir, dtype="float32", device=DEVICE)
+
+
+@pytest.fixture(scope="module")
+def reference(tiny_llama_dir: Path) -> Reference:
+    return Reference(tiny_llama_dir)
+
+
+def late_engine(model: LoadedModel, stream: LateStream, *, pages: int = 200, step_tokens: int = 128) -> Engine:
+    options = EngineOptions(
+        pages=pages, page_size=4, stall=None, step_tokens=step_tokens, max_running=16, guessed_tokens=0
+    )
+    return Engine(model, options=options, side_stream=stream, step_cost=FREE_ROWS)
+
+
+def stored(model: LoadedModel, ids: tuple[int, ...] = IDS) -> list[KVBlock]:
+    """The chunks' KV, each computed by itself, so that its keys are rotated for the places from 0 on."""
+    engine = tiny_engine(model)
+    found = []
+    for start, stop in PLACES:
+        request = GenerationRequest(ids=ids[start:stop], sampling=SamplingParams(max_tokens=0), keep_kv=True)
+        kv = alone(engine, request).result.kv
+        assert kv is not None
+        found.append(KVBlock(kv.k.cpu(), kv.v.cpu()))
+    return found
+
+
+def spans(blocks: list[KVBlock]) -> tuple[ReusedSpan, ...]:
+    return tuple(ReusedSpan(start, block, 0) for (start, _), block in zip(PLACES, blocks, strict=True))
+
+
+def turned(model: LoadedModel, blocks: list[KVBlock]) -> tuple[ReusedSpan, ...]:
+    """The same spans, turned before the engine sees them."""
+    made = []
+    for (start, stop), block in zip(PLACES, blocks, strict=True):
+        old = torch.arange(stop - start, device=model.decoder.device)
+        k = model.decoder.ropes.move(block.k.to(old.device), old, old + start)
+        made.append(ReusedSpan(start, KVBlock(k, block.v)))
+    return tuple(made)
+
+
+@pytest.mark.parametrize("step_tokens", [16, 128])
+@pytest.mark.parametrize(("chooser", "ratio"), [(None, 0.0), (MostLooked(), 0.3), (MostLooked(), 1.0)])
+def test_late_spans_are_as_good_as_written_ones(
+    model: LoadedModel, chooser: RowChooser | None, ratio: float, step_tokens: int
+) -> None:
+    blocks, stream = stored(model), LateStream()
+    before = Reuse(spans=turned(model, blocks), chooser=chooser, ratio=ratio)
+    expected = alone(tiny_engine(model, step_tokens=step_tokens), replace(greedy(IDS), reuse=before))
+    engine = late_engine(model, stream, step_tokens=step_tokens)
+    late = replace(greedy(IDS), reuse=Reuse(spans=spans(blocks), chooser=chooser, ratio=ratio))
+    for _ in range(2):
+        found = alone(engine, late)
+        assert found.tokens == expected.tokens
+        assert found.result.reused_tokens == expected.result.reused_tokens
+        assert found.result.recomputed_tokens == expected.result.recomputed_tokens
+    assert stream.done > 0, "nothing went over the side stream"
+    # Without a stream the engine turns them itself, at once.
+    assert alone(tiny_engine(model, step_tokens=step_tokens), late).tokens == expected.tokens
+    assert_idle(engine)
+
+
+def test_a_prefix_hit_cuts_a_span_that_is_turned_on_the_way(model: LoadedModel, reference: Reference) -> None:
+    engine = late_engine(model, LateStream())
+    alone(engine, greedy(IDS[:20], max_tokens=1))
+    reuse = Reuse(spans=spans(stored(model)), chooser=MostLooked(), ratio=1.0)
+    found = alone(engine, replace(greedy(IDS), reuse=reuse))
+    assert found.result.cached_tokens == 20 and found.tokens == reference.greedy(IDS)
+    reuse = replace(reuse, ratio=0.0, chooser=None)
+    cut = alone(engine, replace(greedy(IDS), reuse=reuse))
+    whole = tiny_engine(model)
+    alone(whole, greedy(IDS[:20], max_tokens=1))
+    before = replace(reuse, spans=turned(model, stored(model)))
+    assert cut.tokens == alone(whole, replace(greedy(IDS), reuse=before)).tokens
+
+
+def test_requests_beside_each_other_get_their_own(model: LoadedModel) -> None:
+    others = [random_ids(100, seed) for seed in (1, 2, 3)]
+    requests = []
+    for ids in others:
+        reuse = Reuse(spans=spans(stored(model, ids)), chooser=MostLooked(), ratio=0.2)
+        requests += [replace(greedy(ids), reuse=reuse), greedy(ids[:50])]
+    expected = [alone(tiny_engine(model), request).tokens for request in requests]
+    found = together(late_engine(model, LateStream(), step_tokens=32), *requests)
+    assert [one.tokens for one in found] == expected
+
+
+def test_spans_of_an_aborted_request_go_nowhere(model: LoadedModel, reference: Reference) -> None:
+    """It ends between its admission and its first step's loads; its pages are the next one's at once."""
+    stream = LateStream()
+    engine = late_engine(model, stream, pages=30)
+    doomed, other = Collected(), Collected()
+    sequence = engine.add(replace(greedy(IDS), reuse=Reuse(spans=spans(stored(model)))), doomed)
+    engine._scheduler.schedule()
+    engine.abort(sequence)
+    ids = random_ids(90, 5)
+    engine.add(greedy(ids), other)
+    finish(engine)
+    stream.reach(stream.done + len(stream.waiting))
+    assert doomed.result.finish_reason == "abort" and other.tokens == reference.greedy(ids)
+    assert_idle(engine)
+
+
+@pytest.mark.parametrize("wanted", [False, True])
+def test_only_what_is_still_wanted_is_brought(model: LoadedModel, wanted: bool) -> None:
+    pool = KVPool(model.spec, pages=30, page_size=4, device=DEVICE)
+    loader = SpanLoader(pool, model.decoder.ropes, fused_ops(model.decoder.device), LateStream())
+    (span, *_), slots = spans(stored(model)), torch.arange(40, 63, device=DEVICE)
+    loader.add((span,), slots, wanted=lambda: wanted)
+    loader.loads().settle()
+    written = pool.data.abs().sum(dim=(0, 1, 3, 4)) > 0
+    assert torch.equal(written.nonzero().flatten(), slots) if wanted else not written.any()
+    loader.loads().settle()  # each is brought once
+
+
+def test_spans_of_a_failed_step_come_before_anybody_else_writes(model: LoadedModel, reference: Reference) -> None:
+    class Failing:
+        broken = True
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(model.decoder, name)
+
+        def forward(self, batch: Any, pool: Any) -> Any:
+            if self.broken:
+                batch.loads.wait(0)
+                raise RuntimeError("broken")
+            return model.decoder.forward(batch, pool)
+
+    device, stream = Failing(), LateStream()
+    device.broken = False  # while graphs, if any, are captured
+    engine = late_engine(replace(model, decoder=device), stream, pages=30)
+    device.broken = True
+    sink, other, ids = Collected(), Collected(), random_ids(90, 5)
+    engine.add(replace(greedy(IDS), reuse=Reuse(spans=spans(stored(model)))), sink)
+    with pytest.raises(RuntimeError):
+        engine.step()
+    engine.fail(PromptsluiceError("broken"))
+    device.broken = False
+    engine.add(greedy(ids), other)
+    finish(engine)
+    stream.reach(stream.done + len(stream.waiting))
+    assert sink.error is not None and other.tokens == reference.greedy(ids)
+    assert_idle(engine)
