@@ -18,6 +18,7 @@ from . import (
     routes_embeddings,
     routes_health,
     routes_models,
+    routes_responses,
     routes_tokenize,
 )
 from .backends.base import Backend
@@ -32,6 +33,7 @@ _BODY_S = 120.0
 _ROUTES = (
     routes_chat,
     routes_completions,
+    routes_responses,
     routes_compress,
     routes_embeddings,
     routes_tokenize,

@@ -23,7 +23,7 @@ _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
 HARMLESS = frozenset(
     {
         "model", "stream", "stream_options", "user", "metadata", "store", "service_tier", "safety_identifier",
-        "prompt_cache_key", "prompt_cache_retention", "api_base", "base_url", "api_key",
+        "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options", "api_base", "base_url", "api_key",
     }
 )  # fmt: skip
 _HARMLESS_IN_CHATS = HARMLESS | {

@@ -1,6 +1,7 @@
-"""The rooms that requests share beside their backends: collections with their embedder, and the chunk store.
+"""The rooms that requests share beside their backends: collections with their embedder, the chunk store, and responses
+that are kept for the next turn.
 
-All load when they are first needed and block while they do; called from worker threads.
+Heavy ones load when they are first needed and block while they do; called from worker threads.
 """
 
 import threading
@@ -13,6 +14,7 @@ from ..compressors.context import Count
 from ..policies import PolicySet
 from ..policies.schema import RetrieveSpec
 from ..prompt import Prompt
+from .responses.kept import ResponseStore
 from .salts import Salts
 
 if TYPE_CHECKING:
@@ -32,6 +34,7 @@ class Rooms:
         self._lock = threading.RLock()
         self._backends: Mapping[str, Backend] = {}
         self._salts: Callable[[], Salts] = Salts
+        self.responses = ResponseStore(policy_set.server.responses)
 
     def wire(self, policy_set: PolicySet, backends: Mapping[str, "Backend"]) -> None:
         """By the house, and by each that follows it: the file in force, and the backends to count and warm with, which

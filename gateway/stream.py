@@ -28,6 +28,7 @@ class EventStream(Response):
         *,
         headers: Mapping[str, str],
         request_id: str,
+        end: bytes = DONE,
         keepalive_s: float = KEEPALIVE_S,
     ) -> None:
         super().__init__(headers={**headers, "cache-control": "no-cache", "x-accel-buffering": "no"})
@@ -35,14 +36,18 @@ class EventStream(Response):
         self._frames = frames
         self._first = first
         self._request_id = request_id
+        self._end = end
         self._keepalive_s = keepalive_s
         self._sent_at = 0.0
 
     @classmethod
     async def begun(
-        cls, frames: AsyncGenerator[Frame, None], *, headers: Mapping[str, str], request_id: str
+        cls, frames: AsyncGenerator[Frame, None], *, headers: Mapping[str, str], request_id: str, end: bytes = DONE
     ) -> "EventStream":
-        """Wait for the first frame, though not for ever; PromptsluiceError when there is an error instead of it."""
+        """Wait for the first frame, though not for ever; PromptsluiceError when there is an error instead of it.
+
+        `end` is sent after a whole answer.
+        """
         first = asyncio.create_task(next_frame(frames))
         try:
             await asyncio.wait({first}, timeout=FIRST_FRAME_S)
@@ -51,7 +56,7 @@ class EventStream(Response):
         except BaseException:
             await abandon(first, frames)
             raise
-        return cls(frames, first, headers=headers, request_id=request_id)
+        return cls(frames, first, headers=headers, request_id=request_id, end=end)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         keeper: asyncio.Task[None] | None = None
@@ -60,7 +65,7 @@ class EventStream(Response):
             keeper = asyncio.create_task(self._keep_alive(send))
             whole = await self._send_frames(send)
             keeper.cancel()
-            await send({"type": "http.response.body", "body": DONE if whole else b""})
+            await send({"type": "http.response.body", "body": self._end if whole else b""})
         finally:
             if keeper is not None:
                 keeper.cancel()
@@ -71,7 +76,7 @@ class EventStream(Response):
         try:
             item = await self._first
             while item is not None:
-                await self._write(send, item.data)
+                await self._write(send, item.data, event=item.event)
                 if item.failed:
                     return False
                 item = await next_frame(self._frames)
@@ -85,10 +90,10 @@ class EventStream(Response):
             return False
         return True
 
-    async def _write(self, send: Send, data: bytes) -> None:
+    async def _write(self, send: Send, data: bytes, *, event: str = "") -> None:
         if data:
             self._sent_at = asyncio.get_running_loop().time()
-            await send({"type": "http.response.body", "body": frame(data), "more_body": True})
+            await send({"type": "http.response.body", "body": frame(data, event=event), "more_body": True})
 
     async def _keep_alive(self, send: Send) -> None:
         """Whole comments between whole events, so that proxies on the way do not take silence for death."""

@@ -25,11 +25,14 @@ def dumps(value: Any) -> bytes:
     return json.dumps(value, separators=(",", ":"), allow_nan=False).encode("ascii")
 
 
-def frame(data: bytes) -> bytes:
-    """One SSE event. `data` that spans lines becomes several `data:` lines, as the SSE specification has it."""
+def frame(data: bytes, *, event: str = "") -> bytes:
+    """One SSE event, with its name where it has one. `data` that spans lines becomes several `data:` lines, as the SSE
+    specification has it.
+    """
     if b"\n" in data or b"\r" in data:
         data = b"\ndata: ".join(_LINE_END.split(data))
-    return b"data: " + data + b"\n\n"
+    name = b"event: " + event.encode() + b"\n" if event else b""
+    return name + b"data: " + data + b"\n\n"
 
 
 def spliced(obj: bytes, key: str, value: Any) -> bytes:

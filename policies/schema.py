@@ -264,6 +264,17 @@ class ApiKeySpec(Spec):
         return self
 
 
+class ResponsesSpec(Spec):
+    """What is kept of /v1/responses: for each API key at most `count` responses of `bytes` together, over all keys at
+    most `total` bytes, each for `age` seconds after its last use. What was used longest ago goes first.
+    """
+
+    count: Annotated[int, Field(ge=0)] = 1000
+    bytes: Bytes = 64 * 2**20
+    total: Bytes = 256 * 2**20
+    age: Annotated[float, Field(gt=0)] = 86_400.0
+
+
 class ServerSpec(Spec):
     """The HTTP server and its limits. Without `api_keys` everybody is let in."""
 
@@ -274,6 +285,7 @@ class ServerSpec(Spec):
     request_timeout: Seconds = 600.0
     drain_timeout: Annotated[float, Field(ge=0, le=86_400)] = 30.0
     api_keys: Items[ApiKeySpec] = ()
+    responses: ResponsesSpec = ResponsesSpec()
 
 
 class KVCacheSpec(Spec):

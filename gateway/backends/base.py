@@ -58,12 +58,14 @@ class Frame:
     carries a piece of the answer.
 
     A frame with empty `data` only brings `usage` for the books and is not sent. `failed`: the data is an error object.
+    `event` is its name as a server-sent event; those of chats have none.
     """
 
     data: bytes
     content: bool = False
     usage: Usage | None = None
     failed: bool = False
+    event: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -41,6 +41,18 @@ def test_streamed_as_whole(client: openai.OpenAI) -> None:
     assert streamed.content == whole.content and streamed.parsed == whole.parsed is not None
 
 
+def test_responses_parse_too(client: openai.OpenAI) -> None:
+    fields: Any = {"model": MODEL, "input": "Describe Rome as JSON.", "temperature": 0, "max_output_tokens": 80}
+    with client.responses.stream(**fields, text_format=City) as stream:
+        streamed = stream.until_done().get_final_response()
+    whole = client.responses.parse(**fields, text_format=City)
+    assert isinstance(whole.output_parsed, City) and streamed.output_parsed == whole.output_parsed
+    assert whole.usage is not None and whole.usage.input_tokens_details.cached_tokens > 0
+    with pytest.raises(openai.BadRequestError) as raised:
+        client.responses.create(**fields, text={"format": {"type": "json_schema", "name": "x", "schema": {"not": {}}}})
+    assert raised.value.param == "text.format.schema.not"
+
+
 def test_extensions_of_vllm(client: openai.OpenAI) -> None:
     def answer(**extra: Any) -> str:
         made = client.chat.completions.create(
