@@ -39,6 +39,11 @@ class Workers:
         future.add_done_callback(self._release)
         return future
 
+    @property
+    def unfinished(self) -> int:
+        """How many jobs wait or run."""
+        return self._taken
+
     def close(self) -> None:
         """Drop what waits; what runs is left to end by itself."""
         self._pool.shutdown(wait=False, cancel_futures=True)

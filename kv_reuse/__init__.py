@@ -6,26 +6,35 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .anchors import Anchors
     from .blend import MODES, ReusePlan, Reuser, SpanHit
+    from .catalogue import Catalogue
+    from .cuts import breaks_of
     from .disk import DiskStore
+    from .finding import Finder
+    from .index import ChunkIndex, Match
     from .keys import ChunkKey, KeySpace
     from .ram import RamStore
     from .reposition import repositioned
     from .selectors import AUTO, ChunkHeads, KVDeviation, QueryAttention, Repair, make_repair, selector_names
-    from .store import ChunkStore, EmptyStore, StoredChunk, TierStats
+    from .store import ChunkStore, EmptyStore, Listed, StoredChunk, TierStats
     from .tiered import TieredStore, open_store
     from .warm import Prefiller, Warmer, WarmReport
 
 _LAZY = {
     "AUTO": ".selectors",
-    "MODES": ".blend",
     "Anchors": ".anchors",
+    "Catalogue": ".catalogue",
     "ChunkHeads": ".selectors",
+    "ChunkIndex": ".index",
     "ChunkKey": ".keys",
     "ChunkStore": ".store",
     "DiskStore": ".disk",
     "EmptyStore": ".store",
+    "Finder": ".finding",
     "KVDeviation": ".selectors",
     "KeySpace": ".keys",
+    "Listed": ".store",
+    "MODES": ".blend",
+    "Match": ".index",
     "Prefiller": ".warm",
     "QueryAttention": ".selectors",
     "RamStore": ".ram",
@@ -38,6 +47,7 @@ _LAZY = {
     "TieredStore": ".tiered",
     "WarmReport": ".warm",
     "Warmer": ".warm",
+    "breaks_of": ".cuts",
     "make_repair": ".selectors",
     "open_store": ".tiered",
     "repositioned": ".reposition",
@@ -48,13 +58,18 @@ __all__ = [
     "AUTO",
     "MODES",
     "Anchors",
+    "Catalogue",
     "ChunkHeads",
+    "ChunkIndex",
     "ChunkKey",
     "ChunkStore",
     "DiskStore",
     "EmptyStore",
+    "Finder",
     "KVDeviation",
     "KeySpace",
+    "Listed",
+    "Match",
     "Prefiller",
     "QueryAttention",
     "RamStore",
@@ -67,6 +82,7 @@ __all__ = [
     "TieredStore",
     "WarmReport",
     "Warmer",
+    "breaks_of",
     "make_repair",
     "open_store",
     "repositioned",

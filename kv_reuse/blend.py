@@ -1,6 +1,6 @@
 """From a prompt and its chunks to the engine's reused spans: look up, move, name what is missing, compute it ahead.
 
-Not here: which texts are chunks (the caller knows), and the blended forward itself (the engine's).
+Which texts are chunks the caller knows, or `finder` does. Not here: the blended forward itself (the engine's).
 """
 
 from collections.abc import Callable, Sequence
@@ -11,6 +11,9 @@ from ..backend_engine.spec import ModelSpec
 from ..backend_engine.types import KVBlock, Reuse, ReusedSpan
 from ..prompt.errors import BadRequest
 from .anchors import BARE, Anchor, Anchors
+from .cuts import Breaks
+from .finding import Finder, Span
+from .index import Match
 from .keys import KeySpace
 from .reposition import repositioned, require_movable
 from .selectors import AUTO, Repair
@@ -57,8 +60,9 @@ class Reuser:
 
     `salt` separates tenants; a call may name another one than the reuser's own. `sinks` are anchors that serve any
     prompt, best first. Chunks under `min_tokens` are neither looked up nor stored: loading and moving them costs about
-    what computing them does. Raises ConfigError for a model whose rope type cannot be moved. All methods block on the
-    store or on the engine: call them from worker threads.
+    what computing them does. `breaks` says behind which tokens text may be cut (see Finder).
+    Raises ConfigError for a model whose rope type cannot be moved. All methods block on the store or on the engine:
+    call them from worker threads.
     """
 
     def __init__(
@@ -71,18 +75,26 @@ class Reuser:
         salt: str = "",
         sinks: Sequence[Sequence[int]] = (),
         min_tokens: int = 32,
+        breaks: Breaks | None = None,
         device: str = "cpu",
     ) -> None:
         require_movable(spec.ropes)
         assert min_tokens >= 1, min_tokens
         self._store = store
+        self.finder = Finder(store, fingerprint=fingerprint, breaks=breaks, shortest=min_tokens)
         self._spec = spec
         self._ropes = LayerRopes(spec.ropes, device)
         self._fingerprint = fingerprint
         self._salt = salt
         self._anchors = Anchors(sinks)
         self._min_tokens = min_tokens
-        self._warmer = Warmer(service, store, fewest=min_tokens, most=spec.max_context)
+        self._warmer = Warmer(
+            service,
+            store,
+            fewest=min_tokens,
+            most=spec.max_context,
+            on_stored=lambda ids, space: self.finder.know(ids, salt=space.salt),
+        )
 
     def plan(
         self,
@@ -94,8 +106,10 @@ class Reuser:
         repair: Repair = AUTO,
         salt: str | None = None,
         anchors: Sequence[Sequence[int]] = (),
+        found: Sequence[Match] = (),
     ) -> ReusePlan:
-        """Look up the chunks `ids[start : start + length]` of `spans`, disjoint and in any order.
+        """Look up the chunks `ids[start : start + length]` of `spans`, disjoint and in any order, and those that
+        `finder` has found beside them.
 
         Of a chunk that is stored under several anchors, the best one is taken: the longest of `anchors` that the prompt
         begins with, before its first chunk; then a sink; then the chunk computed bare.
@@ -104,31 +118,31 @@ class Reuser:
         honoured.
         """
         repair = self._repair(mode, ratio, repair)
-        places = self._worthwhile(spans, len(ids))
+        places = self._worthwhile([*(_whole(ids, span) for span in spans), *found], len(ids))
         if mode in ("off", "prefix") or not places:
             return ReusePlan(None, (), ())
         space = self._space(salt)
-        fitting = self._anchors.fitting(ids, anchors, before=min(start for start, _ in spans))
+        fitting = self._anchors.fitting(ids, anchors, before=places[0].start)
         wanted = self._anchors.worth(fitting, salt=space.salt)
-        found = {
-            chunk_ids: self._best(space, chunk_ids, fitting)
-            for chunk_ids in dict.fromkeys(tuple(ids[start : start + length]) for start, length in places)
-        }
+        stored = {chunk: self._best(space, chunk, fitting) for chunk in dict.fromkeys(place.chunk for place in places)}
         placed: list[ReusedSpan] = []
         hits: list[SpanHit] = []
-        for start, length in places:
-            hit = found[tuple(ids[start : start + length])]
+        for place in places:
+            hit = stored[place.chunk]
             if hit is not None:
-                span = self._placed(hit.chunk, start, min(length, len(ids) - 1 - start))
+                span = self._placed(hit.chunk, place, min(place.length, len(ids) - 1 - place.start))
                 placed.append(span)
-                hits.append(SpanHit(start, span.kv.tokens, hit.chunk.tier, hit.chunk.position))
+                hits.append(SpanHit(place.start, span.kv.tokens, hit.chunk.tier, hit.chunk.position))
+        gone = {chunk for chunk, hit in stored.items() if hit is None}
+        for chunk in gone:  # what is found from now on is there; what is missed is cut anew, or warmed by its caller
+            self.finder.forget(chunk, salt=space.salt)
         return ReusePlan(
             reuse=Reuse(spans=tuple(placed), selector=repair.selector, chooser=repair.chooser, ratio=ratio)
             if placed
             else None,
             hits=tuple(hits),
-            misses=tuple(chunk_ids for chunk_ids, hit in found.items() if hit is None),
-            poorer=tuple(chunk_ids for chunk_ids, hit in found.items() if hit and hit.rank > fitting.index(wanted)),
+            misses=tuple(chunk for chunk in stored if chunk in gone and chunk not in {match.chunk for match in found}),
+            poorer=tuple(chunk for chunk, hit in stored.items() if hit and hit.rank > fitting.index(wanted)),
             anchor=wanted,
         )
 
@@ -158,7 +172,10 @@ class Reuser:
     def forget(self, chunks: Sequence[Sequence[int]], *, salt: str | None = None) -> int:
         """Delete the KV of `chunks`, under whatever anchors; how many chunks there were."""
         space = self._space(salt)
-        return sum(self._store.delete(space.key(ids)) > 0 for ids in {tuple(chunk) for chunk in chunks})
+        distinct = {tuple(chunk) for chunk in chunks}
+        for ids in distinct:
+            self.finder.forget(ids, salt=space.salt)
+        return sum(self._store.delete(space.key(ids)) > 0 for ids in distinct)
 
     def stats(self) -> tuple[TierStats, ...]:
         """The store's counters, fastest tier first."""
@@ -181,13 +198,13 @@ class Reuser:
             )
         return repair
 
-    def _worthwhile(self, spans: Sequence[tuple[int, int]], total: int) -> list[tuple[int, int]]:
+    def _worthwhile(self, places: Sequence[Match], total: int) -> list[Match]:
         end, kept = 0, []
-        for start, length in sorted(spans):
-            assert end <= start and length > 0 and start + length <= total, (spans, total)
-            end = start + length
-            if self._worth(length) and min(length, total - 1 - start) > 0:
-                kept.append((start, length))
+        for place in sorted(places):
+            assert end <= place.start and place.length > 0 and place.stop <= total, (places, total)
+            end = place.stop
+            if self._worth(len(place.chunk)) and min(place.length, total - 1 - place.start) > 0:
+                kept.append(place)
         return kept
 
     def _worth(self, tokens: int) -> bool:
@@ -204,8 +221,15 @@ class Reuser:
                 return _Found(chunk, rank)
         return None
 
-    def _placed(self, chunk: StoredChunk, start: int, tokens: int) -> ReusedSpan:
-        part = KVBlock(chunk.kv.k[:, :tokens], chunk.kv.v[:, :tokens])
+    def _placed(self, chunk: StoredChunk, place: Match, tokens: int) -> ReusedSpan:
+        part = slice(place.offset, place.offset + tokens)
+        block = KVBlock(chunk.kv.k[:, part], chunk.kv.v[:, part])
+        old = chunk.position + place.offset
         if self._ropes.device.type != "cpu":  # there the engine moves it, layer by layer beside its steps
-            return ReusedSpan(start, part, chunk.position)
-        return ReusedSpan(start, repositioned(part, self._ropes, old=chunk.position, new=start))
+            return ReusedSpan(place.start, block, old)
+        return ReusedSpan(place.start, repositioned(block, self._ropes, old=old, new=place.start))
+
+
+def _whole(ids: Sequence[int], span: Span) -> Match:
+    start, length = span
+    return Match(start, length, tuple(ids[start : start + length]), 0)

@@ -6,7 +6,9 @@ bytes.
 """
 
 import json
+from typing import BinaryIO
 
+import numpy as np
 import safetensors
 import safetensors.torch
 import torch
@@ -15,6 +17,8 @@ import xxhash
 from ..backend_engine.types import KVBlock
 from .keys import FORMAT_VERSION, ChunkKey, ids_to_bytes
 from .store import StoredChunk
+
+_LONGEST_HEADER = 1 << 16
 
 
 class DamagedChunk(Exception):
@@ -48,6 +52,23 @@ def decode(data: bytes, *, key: ChunkKey) -> StoredChunk:
     if set(tensors) != {"ids", "k", "v"} or header.get("checksum") != _checksum(expected, tensors):
         raise DamagedChunk("the checksum does not match the content")
     return StoredChunk(tuple(tensors["ids"].tolist()), KVBlock(tensors["k"], tensors["v"]), int(position))
+
+
+def read_ids(handle: BinaryIO) -> tuple[int, ...]:
+    """The token ids alone, from the beginning of a file of any key; raises DamagedChunk where there are none.
+
+    Not verified: that a key made of them is the file's name shows that they are right.
+    """
+    try:
+        size = int.from_bytes(handle.read(8), "little")
+        if size > _LONGEST_HEADER:
+            raise ValueError(f"a header of {size} bytes")
+        place = json.loads(handle.read(size))["ids"]
+        begin, end = place["data_offsets"]
+        handle.seek(8 + size + begin)
+        return tuple(np.frombuffer(handle.read(end - begin), dtype="<i4").tolist())
+    except (ValueError, KeyError, TypeError, OverflowError) as exc:
+        raise DamagedChunk(f"its token ids cannot be read ({exc})") from exc
 
 
 def _metadata(key: ChunkKey, position: int) -> dict[str, str]:

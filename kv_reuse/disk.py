@@ -10,19 +10,20 @@ import re
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from ..prompt.errors import ConfigError
-from .chunkfile import DamagedChunk, decode, encode
+from .chunkfile import DamagedChunk, decode, encode, read_ids
 from .keys import ChunkKey
-from .store import ChunkStore, StoredChunk, TierStats
+from .store import ChunkStore, Listed, StoredChunk, TierStats
 
 log = logging.getLogger(__name__)
 
 # The chunks of format 1 have no anchor in their names: they are never read, but count until they are evicted.
 _NAME = re.compile(r"[0-9a-f]{64}(-([0-9a-f]{64}|bare))?\.safetensors")
+_DIGITS = 64  # of a name, which begins with the chunk's digest
 _STALE_SECONDS = 3600  # a temporary file this old was left by a process that died while writing
 
 
@@ -36,6 +37,15 @@ class _Entry(NamedTuple):
 
 def _write(handle: BinaryIO, data: bytes) -> None:
     handle.write(data)
+
+
+def _ids_in(path: Path) -> tuple[int, ...] | None:
+    """None for what is gone, unreadable or damaged: whoever wants its KV will find out, and say so."""
+    try:
+        with path.open("rb") as handle:
+            return read_ids(handle)
+    except (OSError, DamagedChunk):
+        return None
 
 
 class DiskStore(ChunkStore):
@@ -108,6 +118,15 @@ class DiskStore(ChunkStore):
 
     def delete(self, key: ChunkKey) -> int:
         return sum(self._remove(path) for path in self._root.glob(f"{key.digest}-*.safetensors"))
+
+    def catalogue(self) -> Iterator[Listed]:
+        try:
+            entries = self._scan()
+        except OSError as exc:
+            log.warning("the chunk KV folder %s cannot be read (%s)", self._root, exc.strerror)
+            entries = []
+        for entry in entries:
+            yield Listed(entry.path.name[:_DIGITS], lambda path=entry.path: _ids_in(path))
 
     def stats(self) -> tuple[TierStats, ...]:
         """Scans the folder, so that `entries` and `bytes` include what other processes wrote."""

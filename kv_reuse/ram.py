@@ -2,11 +2,11 @@
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from .keys import ChunkKey
-from .store import ChunkStore, StoredChunk, TierStats
+from .store import ChunkStore, Listed, StoredChunk, TierStats
 
 
 class RamStore(ChunkStore):
@@ -54,6 +54,11 @@ class RamStore(ChunkStore):
     def delete(self, key: ChunkKey) -> int:
         with self._lock:
             return sum(self._drop(other) for other in list(self._chunks) if other.digest == key.digest)
+
+    def catalogue(self) -> Iterator[Listed]:
+        with self._lock:
+            chunks = list(self._chunks.items())
+        return (Listed(key.digest, lambda chunk=chunk: chunk.ids) for key, chunk in chunks)
 
     def stats(self) -> tuple[TierStats, ...]:
         with self._lock:

@@ -1,7 +1,9 @@
 """The contract of a chunk store, the record that it holds, its counters, and the store that keeps nothing."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ..backend_engine.types import KVBlock
 from .keys import ChunkKey
@@ -46,6 +48,15 @@ class TierStats:
     refused: int = 0
 
 
+class Listed(NamedTuple):
+    """A chunk that a store has, under whatever anchors: its digest, and what reads its token ids (None: they cannot be
+    read). The ids are not verified; a key that is made of them is (its digest is this one, or they are not the
+    chunk's)."""
+
+    digest: str
+    read: Callable[[], tuple[int, ...] | None]
+
+
 class ChunkStore(ABC):
     """Keeps the KV of chunks under their content keys.
 
@@ -76,6 +87,10 @@ class ChunkStore(ABC):
         """Forget the chunk under this and every other anchor; how many entries that were, over all tiers."""
 
     @abstractmethod
+    def catalogue(self) -> Iterator[Listed]:
+        """All chunks that are there, each at least once, in any order; reads no KV and changes no order or counter."""
+
+    @abstractmethod
     def stats(self) -> tuple[TierStats, ...]:
         """Counters of each tier, fastest first."""
 
@@ -98,6 +113,9 @@ class EmptyStore(ChunkStore):
 
     def delete(self, key: ChunkKey) -> int:
         return 0
+
+    def catalogue(self) -> Iterator[Listed]:
+        return iter(())
 
     def stats(self) -> tuple[TierStats, ...]:
         return ()

@@ -1,13 +1,15 @@
 """RAM over disk as one store, and the factory that turns two budgets and a folder into a store."""
 
 import threading
+from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 from ..prompt.errors import ConfigError
 from .disk import DiskStore
 from .keys import ChunkKey
 from .ram import RamStore
-from .store import ChunkStore, EmptyStore, StoredChunk, TierStats
+from .store import ChunkStore, EmptyStore, Listed, StoredChunk, TierStats
 
 
 class TieredStore(ChunkStore):
@@ -43,6 +45,9 @@ class TieredStore(ChunkStore):
         with self._lock:
             self._only_in_ram = {other for other in self._only_in_ram if other.digest != key.digest}
         return self._ram.delete(key) + self._disk.delete(key)
+
+    def catalogue(self) -> Iterator[Listed]:
+        return chain(self._ram.catalogue(), self._disk.catalogue())
 
     def stats(self) -> tuple[TierStats, ...]:
         return self._ram.stats() + self._disk.stats()

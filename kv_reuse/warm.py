@@ -42,8 +42,18 @@ class WarmReport:
 class Warmer:
     """Fills a store. Each batch of chunks is durable before the next one begins; threads share the work."""
 
-    def __init__(self, service: Prefiller, store: ChunkStore, *, fewest: int, most: int) -> None:
-        """`fewest` tokens of a chunk are worth keeping; with its anchor it has at `most` so many."""
+    def __init__(
+        self,
+        service: Prefiller,
+        store: ChunkStore,
+        *,
+        fewest: int,
+        most: int,
+        on_stored: Callable[[Ids, KeySpace], object] = lambda ids, space: None,
+    ) -> None:
+        """`fewest` tokens of a chunk are worth keeping; with its anchor it has at `most` so many. `on_stored` is told
+        of each chunk that the store has."""
+        self._on_stored = on_stored
         self._service = service
         self._store = store
         self._fewest = fewest
@@ -85,9 +95,12 @@ class Warmer:
                     claimed[ids] = key
                     if self._store.contains(key):
                         outcomes[ids] = "present"
+                        self._on_stored(ids, space)
             missing = [ids for ids in batch if ids not in outcomes]
             for ids, kv in zip(missing, self._computed(missing, anchor, priority), strict=True):
                 outcomes[ids] = self._kept(claimed[ids], StoredChunk(ids, kv, len(anchor))) if kv else "skipped"
+                if outcomes[ids] == "computed":
+                    self._on_stored(ids, space)
             self._store.flush()
         finally:
             with self._lock:

@@ -157,12 +157,16 @@ class ReuseSpec(Spec):
 
     off: not at all, not even the engine's prefix cache. prefix: the prefix cache only. reuse: chunks as stored,
     nothing repaired. blend: chunks with the share `ratio` of their rows recomputed, chosen by `selector`.
+    Text is looked up, and stored, in pieces of at least `min_chunk_tokens`. What is not found is computed in the
+    background and stored once it was seen `learn_after` times (0: never), at most `learn_tokens` of each request.
     """
 
     mode: Literal["off", "prefix", "reuse", "blend"] = "prefix"
     ratio: Annotated[float, Field(ge=0, le=1)] = 0.15
     selector: Text = "auto"
     min_chunk_tokens: Annotated[int, Field(ge=1)] = 64
+    learn_after: Annotated[int, Field(ge=0, le=16)] = 1
+    learn_tokens: Annotated[int, Field(ge=0)] = 8192
 
 
 class ProtectSpec(Spec):

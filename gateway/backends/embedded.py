@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -112,6 +113,7 @@ class EmbeddedBackend(Backend):
         service = self._room.service
         gauges = {name: float(value) for name, value in asdict(service.stats()).items()}
         gauges |= {"healthy": float(service.healthy()), "step_s": service.step_s}
+        gauges["kv_jobs"] = float(self._warmers.unfinished)
         for tier in self._room.reuser.stats():
             counters = {name: value for name, value in asdict(tier).items() if name != "tier"}
             gauges |= {f"kv_{tier.tier}_{name}": float(value) for name, value in counters.items()}
@@ -225,7 +227,7 @@ class EmbeddedBackend(Backend):
             ids=ids,
             sampling=sampling,
             grammar=grammar,
-            reuse=self._reused(room, call, tokens) if tokens.encoded.spans else None,
+            reuse=self._reused(room, call, tokens) if policy.mode in ("reuse", "blend") else None,
             namespace=call.tenant,
             prefix_cache=policy.mode != "off",
             request_id=call.request_id,
@@ -233,24 +235,30 @@ class EmbeddedBackend(Backend):
         return Ready.of([request], n=parameters.n)
 
     def _reused(self, room: "EngineRoom", call: Call, tokens: "Tokens") -> "Reuse | None":
-        """Look the chunks up; what is missing, or could be better, is computed in the background for the next time."""
+        """Look up what is stored; what is missing, or could be better, is computed in the background for next time."""
+        from .reusing import reused
+
         began = time.perf_counter()
-        found = room.reuse(tokens, call.policy.reuse, salt=lambda segment: self._salt(call, segment))
+        own = self._salts().tenant(call.tenant)
+        found = reused(room, call.prompt, tokens, call.policy.reuse, salt=partial(self._salt, call), own=own)
         for salt, plan in found.plans:
             if wanted := plan.misses + plan.poorer:
-                self._in_background(
-                    lambda wanted=wanted, plan=plan, salt=salt: room.reuser.warm(wanted, anchor=plan.anchor, salt=salt)
+                self._in_background(partial(room.reuser.warm, wanted, anchor=plan.anchor, salt=salt))
+        if found.fresh:
+            self._in_background(partial(room.reuser.warm, found.fresh, salt=own))
+        if room.reuser.finder.stale(own):
+            self._in_background(partial(room.reuser.finder.sync, own))
+        if found.note:
+            size = len(tokens.encoded.ids)
+            call.report.steps.append(
+                StepReport(
+                    name=call.policy.reuse.mode,
+                    ms=(time.perf_counter() - began) * 1000,
+                    tokens_before=size,
+                    tokens_after=size,
+                    note=found.note,
                 )
-        size = len(tokens.encoded.ids)
-        call.report.steps.append(
-            StepReport(
-                name=call.policy.reuse.mode,
-                ms=(time.perf_counter() - began) * 1000,
-                tokens_before=size,
-                tokens_after=size,
-                note=f"{found.hits} chunks loaded, {found.misses} missing",
             )
-        )
         return found.reuse
 
     def _salt(self, call: Call, segment: Segment) -> str:

@@ -3,8 +3,8 @@
 Imports torch, so that only a worker thread of a gateway with an embedded backend ever imports this file.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Self
@@ -21,13 +21,13 @@ from ...backend_engine.options import EngineOptions
 from ...backend_engine.params import SamplingDefaults, recommended
 from ...backend_engine.service import EngineService
 from ...backend_engine.tokenizer import ChatTokenizer, Encoded
-from ...backend_engine.types import GenerationRequest, Reuse, SamplingParams
+from ...backend_engine.types import GenerationRequest, SamplingParams
 from ...compressors.context import TokenScore
 from ...kv_reuse.anchors import FILLER, Anchor
-from ...kv_reuse.blend import ReusePlan, Reuser
-from ...kv_reuse.selectors import Repair, make_repair
+from ...kv_reuse.blend import Reuser
+from ...kv_reuse.cuts import Breaks, breaks_of
 from ...kv_reuse.store import ChunkStore
-from ...policies.schema import EmbeddedBackend, ReuseSpec
+from ...policies.schema import EmbeddedBackend
 from ...prompt import BadRequest, ConfigError, Prompt, Segment
 from ...rag.render import before_second
 from .generations import refuse_hopeless
@@ -45,22 +45,6 @@ class Tokens:
 
     encoded: Encoded
     segments: tuple[Segment, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reused:
-    """What the engine is given, and for each salt what was found and what is to be computed for next time."""
-
-    reuse: Reuse | None
-    plans: tuple[tuple[str, ReusePlan], ...]
-
-    @property
-    def hits(self) -> int:
-        return sum(len(plan.hits) for _, plan in self.plans)
-
-    @property
-    def misses(self) -> int:
-        return sum(len(plan.misses) for _, plan in self.plans)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +89,15 @@ class EngineRoom:
             model=model,
             tokenizer=model.tokenizer,
             service=service,
-            reuser=Reuser(service, store, spec=model.spec, fingerprint=model.fingerprint, sinks=[sink], device=device),
+            reuser=Reuser(
+                service,
+                store,
+                spec=model.spec,
+                fingerprint=model.fingerprint,
+                sinks=[sink],
+                breaks=breaks_in(model.tokenizer),
+                device=device,
+            ),
             limit=min(engine.max_tokens, spec.context_limit or engine.max_tokens),
             defaults=defaults,
             _plain=plain,
@@ -128,28 +120,6 @@ class EngineRoom:
     def compile(self, grammar: Grammar) -> CompiledGrammar:
         """For this model's tokenizer; the first one takes a second, hostile ones take some. BadRequest says why not."""
         return self.service.engine.grammars.compile(grammar)
-
-    def reuse(self, tokens: Tokens, policy: ReuseSpec, *, salt: Callable[[Segment], str]) -> Reused:
-        """What of the encoded chunks is stored under their segments' salts, placed where it is needed."""
-        spans: dict[str, list[tuple[int, int]]] = {}
-        for start, length, mark in tokens.encoded.spans:
-            spans.setdefault(salt(tokens.segments[mark]), []).append((start, length))
-        repair = make_repair(policy.selector) if policy.mode == "blend" else Repair()
-        plans = tuple(
-            (
-                one,
-                self.reuser.plan(
-                    tokens.encoded.ids,
-                    places,
-                    mode=policy.mode,
-                    ratio=policy.ratio,
-                    repair=repair,
-                    salt=one,
-                ),
-            )
-            for one, places in spans.items()
-        )
-        return Reused(reuse=joined([plan.reuse for _, plan in plans if plan.reuse is not None]), plans=plans)
 
     def warm(self, texts: Sequence[str], *, salt: str) -> None:
         """Compute and store the KV of chunks ahead of their use, behind what `anchor_of` says."""
@@ -193,6 +163,13 @@ def device_of(spec: EmbeddedBackend) -> str:
     return spec.device if spec.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
 
 
+def breaks_in(tokenizer: ChatTokenizer) -> Breaks:
+    """Behind which tokens a text may be cut; control tokens stand in no chunk."""
+    pieces = (tokenizer.token_bytes[id_] for id_ in range(tokenizer.backend.get_vocab_size()))
+    added = tokenizer.backend.get_added_tokens_decoder()
+    return breaks_of(pieces, walls=[id_ for id_, token in added.items() if token.special])
+
+
 def anchor_of(tokenizer: ChatTokenizer, *, room: int) -> Anchor:
     """What a chunk is computed after: the beginning of a chat whose first retrieved document is some prose, if there is
     `room`, the tokens of a prompt, for that; nothing where there is no chat template."""
@@ -202,14 +179,6 @@ def anchor_of(tokenizer: ChatTokenizer, *, room: int) -> Anchor:
     chunk = ChunkMark(message=0, part=None, start=len(text), end=len(text) + 1)
     encoded = tokenizer.encode_chat([{"role": "user", "content": f"{text}."}], chunks=[chunk])
     return encoded.ids[: encoded.spans[0][0]] if encoded.spans else ()
-
-
-def joined(parts: Sequence[Reuse]) -> Reuse | None:
-    """Reuse of several groups of spans of one prompt, which agree in everything else."""
-    if not parts:
-        return None
-    spans = sorted((span for part in parts for span in part.spans), key=lambda span: span.start)
-    return replace(parts[0], spans=tuple(spans))
 
 
 def engine_options(spec: EmbeddedBackend, *, on_card: bool, prefixes: Path | None) -> EngineOptions:

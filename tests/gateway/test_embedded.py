@@ -8,8 +8,9 @@ import torch
 from promptsluice.backend_engine import ChatTokenizer
 from promptsluice.backend_engine.types import KVBlock, Reuse, ReusedSpan, SamplingParams
 from promptsluice.gateway.backends.embedded import EmbeddedBackend
-from promptsluice.gateway.backends.engine_room import anchor_of, joined, marks
+from promptsluice.gateway.backends.engine_room import anchor_of, marks
 from promptsluice.gateway.backends.generations import capped, count_template
+from promptsluice.gateway.backends.reusing import joined
 from promptsluice.kv_reuse import EmptyStore, make_repair
 from promptsluice.kv_reuse.anchors import FILLER, MOST_TOKENS
 from promptsluice.policies.schema import EmbeddedBackend as Spec

@@ -14,6 +14,7 @@ from promptsluice.kv_reuse import (
     AUTO,
     ChunkStore,
     EmptyStore,
+    KeySpace,
     KVDeviation,
     RamStore,
     Repair,
@@ -298,3 +299,41 @@ def test_an_anchor_counts_for_the_models_context():
     reuser, _ = make()
     assert reuser.warm([A], anchor=range(55)) == WarmReport(skipped=1)
     assert reuser.warm([A], anchor=range(54)) == WarmReport(computed=1)
+
+
+def test_what_is_found_is_placed_in_whole_and_in_part():
+    store = RamStore(1 << 20)
+    reuser, _ = make(store, min_tokens=31)
+    chunk = tuple(range(1, 41))
+    reuser.warm([chunk])
+    ids = [99, 98, *chunk, 97, *chunk[5:], 96]
+    found = reuser.finder.find(ids, salt="")
+    assert [(match.start, match.length, match.offset) for match in found] == [(2, 40, 0), (43, 35, 5)]
+    plan = reuser.plan(ids, [], mode="reuse", found=found)
+    assert plan.reuse is not None and plan.misses == ()
+    assert [(hit.start, hit.tokens) for hit in plan.hits] == [(2, 40), (43, 35)]
+    stored, ropes = kv_of(chunk), LayerRopes(SPEC.ropes)
+    for span, offset in zip(plan.reuse.spans, (0, 5), strict=True):
+        part = KVBlock(stored.k[:, offset:], stored.v[:, offset:])
+        expected = repositioned(part, ropes, old=offset, new=span.start)
+        assert torch.equal(span.kv.k, expected.k) and torch.equal(span.kv.v, expected.v)
+
+
+def test_what_is_found_but_gone_from_the_store_is_found_no_more():
+    store = RamStore(1 << 20)
+    reuser, _ = make(store, min_tokens=31)
+    chunk = tuple(range(1, 41))
+    reuser.warm([chunk])
+    found = reuser.finder.find(chunk, salt="")
+    store.delete(KeySpace("model").key(chunk))
+    plan = reuser.plan(chunk, [], found=found)
+    assert plan.reuse is None and plan.misses == ()  # its text is cut anew, like any that is not known
+    assert reuser.finder.find(chunk, salt="") == []
+
+
+def test_chunks_that_are_forgotten_are_found_no_more():
+    reuser, _ = make(min_tokens=31)
+    chunk = tuple(range(1, 41))
+    reuser.warm([chunk])
+    assert reuser.forget([chunk]) == 1 and reuser.finder.find(chunk, salt="") == []
+    assert reuser.warm([chunk, chunk]) == WarmReport(computed=1) and reuser.finder.find(chunk, salt="")
