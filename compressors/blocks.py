@@ -1,10 +1,12 @@
 """The line structure of a text: Markdown's blocks, and lines that must be left exactly as they are.
 
-Errs towards VERBATIM: program code without a fence, grep output, diffs, stack traces, numbered listings, shell sessions
-and settings look like prose to nobody who has to copy from them. One pass of one regular expression over the lines.
+Errs towards VERBATIM: program code without a fence, grep output, diffs, stack traces, numbered listings, CSV, shell
+sessions and settings look like prose to nobody who has to copy from them. One pass of one regular expression over the
+lines.
 """
 
 import re
+from collections import Counter
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 
@@ -74,6 +76,9 @@ _CODE_LINE = re.compile(
     """,
     re.VERBOSE,
 )
+# What separates the columns of a listing, and in how many places at least: prose has commas, too.
+_SEPARATORS = (("\t", 1), ("|", 1), (";", 2), (",", 2))
+_ROWS = 4
 _SETTING = re.compile(r"^[ \t]*(?:- )?[a-z][\w.-]*:(?:[ ]\S.*)?\r?$")
 _SIMPLE = {
     "blank": LineKind.BLANK,
@@ -165,12 +170,15 @@ def _indented(text: str, lines: list[Line], marks: list[str | None]) -> None:
 
 
 def _paragraphs(text: str, lines: list[Line], marks: list[str | None]) -> None:
-    """Runs of text lines of which at least half look like program code, or three like settings, are verbatim."""
+    """Runs of text lines of which at least half look like program code, three like settings, or all like rows of one
+    listing, are verbatim.
+    """
     start = 0
     for i in range(len(lines) + 1):
         if i < len(lines) and lines[i].kind in (LineKind.TEXT, LineKind.LIST):
             continue
-        if i > start and _is_code([text[line.start : line.end] for line in lines[start:i]]):
+        block = [text[line.start : line.end] for line in lines[start:i]]
+        if block and (_is_code(block) or _is_listing(block)):
             _mark(lines, start, i)
         start = i + 1
 
@@ -182,6 +190,17 @@ def _is_code(block: list[str]) -> bool:
         return True
     settings = sum(1 for line in block if len(line) < 400 and _SETTING.match(line))
     return settings >= 3 and 4 * settings >= 3 * len(block)
+
+
+def _is_listing(block: list[str]) -> bool:
+    """Whether lines have the same number of columns, as in CSV; of four, one may stray (a comma within quotes)."""
+    if len(block) < _ROWS:
+        return False
+    for separator, least in _SEPARATORS:
+        (columns, rows), *_ = Counter(line.count(separator) for line in block).most_common(1)
+        if columns >= least and 4 * rows >= 3 * len(block):
+            return True
+    return False
 
 
 def _dense(line: str) -> bool:

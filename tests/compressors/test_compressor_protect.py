@@ -63,6 +63,8 @@ def test_inline(text: str, wanted: str) -> None:
         "def go(there):\n    return there + 1",
         "| name | value |\n|------|-------|\n| words | words |",
         "$ make all the things",
+        'fruit,colour,taste\nplum,blue,sweet\nlemon,yellow,sour\n"grape, seedless",green,sweet\nfig,brown,sweet',
+        "fruit\tcolour\nplum\tblue\nlemon\tyellow\nfig\tbrown",
         "name: some value\nother: other value\nthird: third value",
         "[repeat: the same 512 characters as earlier, from “Once upon” to “the end”]",
     ],
@@ -70,6 +72,12 @@ def test_inline(text: str, wanted: str) -> None:
 def test_blocks_are_found_whole(block: str) -> None:
     text = f"Some prose comes before it all\n\n{block}\n\nand some prose after it."
     assert any(block in item for item in found(text)), found(text)
+
+
+def test_verses_with_commas_are_no_table() -> None:
+    verses = ["The night is long, the day is near, they say,", "The road is open, wide and clear,"]
+    verses += ["And all who sing, will sing again,", "Of summer, sun, and falling rain, of rain."]
+    assert found("\n".join(verses)) == []
 
 
 def test_prose_in_many_scripts_is_free() -> None:

@@ -1,6 +1,7 @@
 """What the gateway tests stand on: a gateway process, and an upstream on loopback that misbehaves exactly as told."""
 
 import asyncio
+import json
 import os
 import socket
 import subprocess
@@ -51,6 +52,11 @@ class Exchange:
         """Return when the gateway has closed its side."""
         await self.reader.read()
         self.closed.set()
+
+    async def wait_for_close(self, seconds: float) -> None:
+        """The same, for so long at most; TimeoutError after that."""
+        async with asyncio.timeout(seconds):
+            await self.until_closed()
 
 
 Behaviour = Callable[[Exchange], Awaitable[None]]
@@ -125,6 +131,13 @@ class Gateway:
         """The sum of all samples whose line begins so."""
         lines = http.get(f"{self.url}/metrics").raise_for_status().text.splitlines()
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(line_start))
+
+
+def raw_request(body: object, *, path: str = "/v1/chat/completions", extra: str = "") -> bytes:
+    """A POST as it goes over a socket; `body` as JSON, or the very bytes."""
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nhost: x\r\n{extra}content-length: {len(content)}\r\n\r\n"
+    return head.encode() + content
 
 
 def eventually(true: Callable[[], object], *, within_s: float = PATIENCE_S) -> None:
