@@ -5,6 +5,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+from ..backend_engine.types import KVBlock
 from .keys import ChunkKey
 from .store import ChunkStore, Listed, StoredChunk, TierStats
 
@@ -14,10 +15,18 @@ class RamStore(ChunkStore):
 
     `on_evict(key, chunk)` is called for each chunk that leaves for want of room, on the thread whose `put` needed it,
     after the chunk has left and outside the lock, so it may take its time. Nothing survives the process.
+    `pinned`: in memory from which a GPU copies on its own; each tensor takes the next power of two of bytes there.
     """
 
-    def __init__(self, budget: int, *, on_evict: Callable[[ChunkKey, StoredChunk], object] | None = None) -> None:
+    def __init__(
+        self,
+        budget: int,
+        *,
+        on_evict: Callable[[ChunkKey, StoredChunk], object] | None = None,
+        pinned: bool = False,
+    ) -> None:
         self._budget = budget
+        self._pinned = pinned
         self._on_evict = on_evict
         self._chunks: OrderedDict[ChunkKey, StoredChunk] = OrderedDict()  # least recently used first
         self._lock = threading.Lock()
@@ -34,13 +43,15 @@ class RamStore(ChunkStore):
             return chunk
 
     def put(self, key: ChunkKey, chunk: StoredChunk) -> bool:
+        fits = self._size(chunk) <= self._budget
+        held = replace(chunk, tier="ram", kv=self._held(chunk.kv)) if fits else None
         with self._lock:
             self._drop(key)
-            if chunk.nbytes > self._budget:
+            if held is None:
                 self._refused += 1
                 return False
-            self._chunks[key] = replace(chunk, tier="ram")
-            self._bytes += chunk.nbytes
+            self._chunks[key] = held
+            self._bytes += self._size(held)
             evicted = self._make_room()
         if self._on_evict is not None:
             for old_key, old in evicted:
@@ -87,14 +98,23 @@ class RamStore(ChunkStore):
         chunk = self._chunks.pop(key, None)
         if chunk is None:
             return False
-        self._bytes -= chunk.nbytes
+        self._bytes -= self._size(chunk)
         return True
+
+    def _held(self, kv: KVBlock) -> KVBlock:
+        return KVBlock(kv.k.pin_memory(), kv.v.pin_memory()) if self._pinned else kv
+
+    def _size(self, chunk: StoredChunk) -> int:
+        if not self._pinned:
+            return chunk.nbytes
+        tensors = sum(1 << (part.nbytes - 1).bit_length() for part in (chunk.kv.k, chunk.kv.v) if part.nbytes)
+        return chunk.nbytes - chunk.kv.nbytes + tensors
 
     def _make_room(self) -> list[tuple[ChunkKey, StoredChunk]]:
         evicted = []
         while self._bytes > self._budget:
             key, chunk = self._chunks.popitem(last=False)
-            self._bytes -= chunk.nbytes
+            self._bytes -= self._size(chunk)
             evicted.append((key, chunk))
         self._evictions += len(evicted)
         return evicted

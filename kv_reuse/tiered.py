@@ -19,8 +19,8 @@ class TieredStore(ChunkStore):
     the counters, a lookup that RAM misses and the disk answers is a miss of the one and a hit of the other.
     """
 
-    def __init__(self, disk: ChunkStore, *, ram_budget: int) -> None:
-        self._ram = RamStore(ram_budget, on_evict=self._spill)
+    def __init__(self, disk: ChunkStore, *, ram_budget: int, pinned: bool = False) -> None:
+        self._ram = RamStore(ram_budget, on_evict=self._spill, pinned=pinned)
         self._disk = disk
         self._only_in_ram: set[ChunkKey] = set()
         self._lock = threading.Lock()
@@ -67,10 +67,11 @@ class TieredStore(ChunkStore):
         return self._disk.put(key, chunk)
 
 
-def open_store(*, ram: int = 0, disk: int = 0, path: Path | None = None) -> ChunkStore:
+def open_store(*, ram: int = 0, disk: int = 0, path: Path | None = None, pinned: bool = False) -> ChunkStore:
     """The store for these byte budgets; 0 leaves a tier out, and both 0 is the empty store.
 
-    Raises ConfigError where a disk budget has no `path`, a budget is negative, or the folder cannot be used.
+    `pinned` is for the RAM of machines whose models run on a GPU. Raises ConfigError where a disk budget has no
+    `path`, a budget is negative, or the folder cannot be used.
     """
     for name, budget in (("ram", ram), ("disk", disk)):
         if budget < 0:
@@ -79,5 +80,5 @@ def open_store(*, ram: int = 0, disk: int = 0, path: Path | None = None) -> Chun
         raise ConfigError("kv_cache.disk needs kv_cache.path, the folder of the chunk files")
     if disk and path is not None:
         folder = DiskStore(path, disk)
-        return TieredStore(folder, ram_budget=ram) if ram else folder
-    return RamStore(ram) if ram else EmptyStore()
+        return TieredStore(folder, ram_budget=ram, pinned=pinned) if ram else folder
+    return RamStore(ram, pinned=pinned) if ram else EmptyStore()

@@ -236,3 +236,24 @@ def test_threads_share_a_store(store: ChunkStore):
     assert wrong == []
     for tier in store.stats():
         assert 0 <= tier.bytes <= tier.budget and tier.corrupt == 0 and tier.entries <= 6
+
+
+def test_pinned_memory_is_counted_as_what_it_takes(monkeypatch: pytest.MonkeyPatch):
+    """Where memory is pinned, each tensor takes the next power of two."""
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
+    (key, chunk), (other, second) = make(1), make(2)
+    size = 2 * 512 + 4 * 5  # k and v have 480 bytes each
+    store = RamStore(2 * size - 1, pinned=True)
+    assert store.put(key, chunk) and store.stats()[0].bytes == size
+    assert store.put(other, second) and store.stats()[0].bytes == size and store.get(key) is None
+    assert store.delete(other) == 1 and store.stats()[0].bytes == 0
+    assert not RamStore(size - 1, pinned=True).put(key, chunk)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="pins memory, which needs a GPU")
+def test_pinned_chunks_are_pinned_and_the_same():
+    key, chunk = make(1)
+    store = RamStore(1 << 20, pinned=True)
+    store.put(key, chunk)
+    found = store.get(key)
+    assert found is not None and same(found, chunk) and found.kv.k.is_pinned() and found.kv.v.is_pinned()
