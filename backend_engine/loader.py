@@ -1,6 +1,7 @@
 """From a directory, a GGUF file or a catalogue name to a model that is ready to run. Offline for what is here."""
 
 import json
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -15,9 +16,12 @@ from ..prompt.errors import ConfigError, ModelUnavailable
 from .dtype_choice import fastest_dtype
 from .families import FAMILIES
 from .model import Decoder
+from .native import Library, Unavailable, checked, native_library
 from .spec import ModelSpec, eos_ids, spec_from_config
 from .tokenizer import ChatTokenizer
 from .weights import Quantization, SafetensorsSource, load_weights, weight_files
+
+logger = logging.getLogger(__name__)
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 TOKENIZERS = ("tokenizer.json", "tokenizer.model")
@@ -30,7 +34,7 @@ class LoadedModel:
 
     `generation_config` is that file of the directory, empty where there is none (a GGUF file has no such thing).
     `fingerprint` names weights, config, dtype and quantization: KV computed under one fingerprint is valid for no
-    other.
+    other. `steps` tells how steps of few rows run: native, or by torch, and why.
     """
 
     spec: ModelSpec
@@ -38,17 +42,24 @@ class LoadedModel:
     tokenizer: ChatTokenizer | None
     fingerprint: str
     generation_config: Mapping[str, Any] = field(default_factory=dict)
+    steps: str = "torch"
 
 
 def load_model(
-    path_or_name: str | Path, *, dtype: str = "auto", device: str = "cpu", quantize: Quantization = "none"
+    path_or_name: str | Path,
+    *,
+    dtype: str = "auto",
+    device: str = "cpu",
+    quantize: Quantization = "none",
+    native: bool = True,
 ) -> LoadedModel:
     """Load a Hugging Face directory, a `.gguf` file, or a name that the catalogue or the hub cache knows.
 
     `dtype` is float32, bfloat16, float16, auto (float32 on a CPU, bfloat16 on a GPU) or fastest (on a CPU measured once
     a process, elsewhere as auto). `quantize="int8"` rounds all matrices to 8 bits (on an x86 CPU in float32 only):
-    faster, in less memory, not exact. Raises ModelUnavailable (not there, incomplete, damaged) or ConfigError (not
-    supported); both say what is wrong and where.
+    faster, in less memory, not exact. `native`: steps of few rows on a CPU go through C++ that is compiled where this
+    has not been done yet, which takes some seconds; where it cannot be, torch runs them. Raises ModelUnavailable (not
+    there, incomplete, damaged) or ConfigError (not supported); both say what is wrong and where.
     """
     chosen = resolve_dtype(dtype, device)
     path = _located(path_or_name)
@@ -56,15 +67,36 @@ def load_model(
         spec, generation = _spec(directory), _generation_config(directory)
         if chosen == torch.float16 and not FAMILIES[spec.family].float16:
             raise ConfigError(f"dtype float16: activations of {spec.family} exceed its range; use bfloat16")
-        weights = load_weights(SafetensorsSource(directory), spec, dtype=chosen, device=device, quantize=quantize)
+        library, steps = _library(spec, chosen, device, quantize) if native else (None, "torch (native is off)")
+        weights = load_weights(
+            SafetensorsSource(directory),
+            spec,
+            dtype=chosen,
+            device=device,
+            quantize=quantize,
+            native=library is not None,
+        )
         tokenizer = ChatTokenizer(directory) if any(map(Path.is_file, map(directory.joinpath, TOKENIZERS))) else None
     return LoadedModel(
         spec=spec,
-        decoder=Decoder(spec, weights),
+        decoder=Decoder(spec, weights, library=library),
         tokenizer=tokenizer,
         fingerprint=_fingerprint(path, spec, chosen, quantize),
         generation_config=generation,
+        steps=steps,
     )
+
+
+def _library(spec: ModelSpec, dtype: torch.dtype, device: str, quantize: Quantization) -> tuple[Library | None, str]:
+    """The library for a model's steps of few rows, if there is one, and how these run."""
+    if torch.device(device).type != "cpu":
+        return None, "torch"
+    try:
+        library = checked(native_library(), spec, torch.int8 if quantize == "int8" else dtype)
+    except Unavailable as error:
+        logger.warning("decode steps run through torch, at about half of the speed: %s", error)
+        return None, f"torch ({error})"
+    return library, f"native ({library.lanes} lanes)"
 
 
 def fingerprint_of(

@@ -13,6 +13,8 @@ from .attention import attention_backend, default_backend
 from .attention.base import AttentionBackend, AttentionPlan
 from .batch import Narrowing, StepBatch
 from .fused import FusedOps, HeadTurn, fused_ops
+from .native import Library, NativeSteps
+from .native.bindings import MOST_ROWS
 from .pool import KVPool
 from .rope import LayerRopes
 from .spec import ModelSpec
@@ -37,7 +39,9 @@ class Decoder:
         *,
         attention: AttentionBackend | None = None,
         ops: FusedOps | None = None,
+        library: Library | None = None,
     ) -> None:
+        """With a `library`, steps of few rows are native: see NativeSteps for what it needs."""
         self.spec = spec
         self.weights = weights
         self.attention = attention or attention_backend(default_backend(self.device.type))
@@ -45,6 +49,8 @@ class Decoder:
         # Rounded as the embedding is, whose family multiplies the two in its dtype.
         self._embedding_scale = float(torch.tensor(spec.embedding_scale, dtype=self.dtype))
         self._ops = ops or fused_ops(self.device)
+        self.library = library
+        self._native = NativeSteps(library, spec, weights, self.ropes) if library else None
 
     @property
     def dtype(self) -> torch.dtype:
@@ -61,6 +67,8 @@ class Decoder:
         Rows that a narrowing drops write nothing from its selector's layer on: what was loaded into their slots
         stays. No value is read back from the device.
         """
+        if self._native is not None and self._native.takes(batch):
+            return StepOutput(self._native.forward(batch, pool), ())
         ops, spec, weights = self._ops, self.spec, self.weights
         last = spec.layers - 1
         residual = weights.embedding(batch.ids)
@@ -113,7 +121,9 @@ class Decoder:
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """Next-token scores, float32 [rows, vocab], of hidden states [rows, hidden]."""
-        return self.weights.head(hidden).float()
+        if self._native is not None and hidden.shape[0] <= MOST_ROWS:
+            return self._native.logits(hidden)
+        return self.weights.head(hidden.to(self.dtype)).float()
 
 
 def _surviving(

@@ -49,6 +49,10 @@ class Int8Linear:
     def nbytes(self) -> int:
         return self.weight.nbytes
 
+    @property
+    def row_major(self) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        return self.weight, self.scales, self.bias
+
     def __call__(self, x: Tensor) -> Tensor:
         if x.shape[0] > FEW_ROWS:
             return F.linear(x, self.weight.float().mul_(self.scales[:, None]), self.bias)
@@ -69,6 +73,10 @@ class Int8Table:
 
     weight: Tensor  # int8 [rows, hidden]
     scales: Tensor  # float32 [rows]
+
+    @property
+    def row_major(self) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        return self.weight, self.scales, None
 
     def __call__(self, ids: Tensor) -> Tensor:
         return self.weight[ids] * self.scales[ids, None]

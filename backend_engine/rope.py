@@ -179,6 +179,10 @@ class LayerRopes:
         self.device = torch.device(device)
         self._ropes = {spec: Rope(spec, device) for spec in self.specs}
 
+    def of(self, layer: int) -> Rope:
+        """A layer's embedding."""
+        return self._ropes[self.specs[layer]]
+
     def angles(self, positions: Tensor, dtype: torch.dtype = torch.float32) -> tuple[tuple[Tensor, Tensor], ...]:
         """`Rope.angles` of every layer; once a step, and again when rows were dropped."""
         made = {spec: rope.angles(positions, dtype) for spec, rope in self._ropes.items()}

@@ -89,5 +89,8 @@ def _part(decoder: Decoder) -> Decoder:
     weight = layer.qkv.nbytes + layer.out.nbytes + layer.gate_up.nbytes + layer.down.nbytes
     layers = min(spec.layers, -(-weights.head.nbytes // weight))
     return Decoder(
-        replace(spec, layers=layers), replace(weights, layers=weights.layers[:layers]), attention=decoder.attention
+        replace(spec, layers=layers, ropes=spec.ropes[:layers], windows=spec.windows[:layers]),
+        replace(weights, layers=weights.layers[:layers]),
+        attention=decoder.attention,
+        library=decoder.library,
     )

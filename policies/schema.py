@@ -68,6 +68,7 @@ class EmbeddedBackend(Spec):
     While streams run, a step with prefills shall take about `stall` times as long as one without. At most `queue`
     requests wait, with at most `queue_tokens` tokens, for at most `queue_timeout` seconds.
     `guessed_tokens`: how many tokens are guessed ahead at most, 0 for none; by default as the device is good for.
+    `native`: on a CPU, steps of few rows run through C++ that is compiled when the machine first needs it.
     `generation_config`: whether the sampling that the model's file of that name recommends holds for requests that name
     none.
     """
@@ -88,6 +89,7 @@ class EmbeddedBackend(Spec):
     queue_tokens: Annotated[int, Field(ge=1)] = 2**20
     queue_timeout: Seconds = 300.0
     guessed_tokens: Annotated[int, Field(ge=0, le=64)] | None = None
+    native: bool = True
     threads: Annotated[int, Field(ge=1)] | None = None
     fallbacks: Items[FallbackSpec] = ()
     generation_config: Literal["model", "none"] = "model"

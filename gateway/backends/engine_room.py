@@ -70,7 +70,7 @@ class EngineRoom:
         if spec.threads is not None:
             torch.set_num_threads(spec.threads)
         device = device_of(spec)
-        model = load_model(path, dtype=spec.dtype, device=device, quantize=spec.quantize)
+        model = load_model(path, dtype=spec.dtype, device=device, quantize=spec.quantize, native=spec.native)
         if model.tokenizer is None:
             raise ConfigError(f"the model {spec.model} has no tokenizer; it cannot answer chat messages")
         defaults = recommended(model.generation_config if spec.generation_config == "model" else {})

@@ -64,9 +64,10 @@ def test_prefill_equals_transformers(directory: Path) -> None:
     torch.testing.assert_close(got, expected_logits(directory, ids), rtol=0, atol=1e-4)
 
 
-def test_chunks_and_decodes_in_one_batch_equal_transformers(directory: Path) -> None:
+@pytest.mark.parametrize("native", [True, False])
+def test_chunks_and_decodes_in_one_batch_equal_transformers(directory: Path, native: bool) -> None:
     """Three requests, each at another point of its way, share every step."""
-    model = load_model(directory)
+    model = load_model(directory, native=native)
     pool = KVPool(model.spec, pages=30, page_size=PAGE)
     pages = shuffled_pages(30)
     prompts = [random_ids(length, seed) for seed, length in enumerate((70, 33, 48))]
@@ -196,11 +197,11 @@ def test_narrowings_do_not_touch_other_requests(llama: LoadedModel) -> None:
     )  # fmt: skip
     assert got.shape == (7, 512)
     expected = run(llama, alone, RequestRows(ids=plain, indices=range(45), pages=[4, 2, 3], logits=[0, 44]))
-    torch.testing.assert_close(got[2:4], expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(got[2:4], expected, rtol=0, atol=1e-4)
     expected = run(llama, alone, RequestRows(ids=decode, indices=range(20), pages=[8, 9], logits=[19]))
-    torch.testing.assert_close(got[6:], expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(got[6:], expected, rtol=0, atol=1e-4)
     slots = torch.cat([torch.arange(64, 80), torch.arange(32, 61)])
-    torch.testing.assert_close(pool.read(slots).k, alone.read(slots).k, rtol=0, atol=1e-5)
+    torch.testing.assert_close(pool.read(slots).k, alone.read(slots).k, rtol=0, atol=1e-4)
 
 
 def test_a_step_without_logits_only_writes_kv(llama: LoadedModel) -> None:

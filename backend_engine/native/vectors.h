@@ -1,0 +1,191 @@
+// Vectors as wide as the machine's registers, by the vector extensions of GCC and clang. The one instruction that these
+// cannot say, products of 16-bit integers added up in pairs, is named for x86.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <utility>
+
+#if defined(__SSE2__)
+#include <immintrin.h>
+#endif
+
+#if defined(__AVX512BW__)
+constexpr int LANES = 16, ACCUMULATORS = 24;
+#elif defined(__AVX2__)
+constexpr int LANES = 8, ACCUMULATORS = 12;
+#elif defined(__aarch64__)
+constexpr int LANES = 4, ACCUMULATORS = 24;
+#else
+constexpr int LANES = 4, ACCUMULATORS = 12;
+#endif
+
+typedef float Vec __attribute__((vector_size(LANES * 4)));
+typedef int32_t Ints __attribute__((vector_size(LANES * 4)));
+typedef uint32_t Words __attribute__((vector_size(LANES * 4)));
+typedef int16_t Shorts __attribute__((vector_size(LANES * 4)));  // twice as many
+typedef int16_t HalfShorts __attribute__((vector_size(LANES * 2)));
+typedef uint16_t Halves __attribute__((vector_size(LANES * 2)));
+typedef int8_t Bytes __attribute__((vector_size(LANES * 2)));  // of Shorts
+
+struct Bf16 {
+    uint16_t bits;
+};
+
+template <class To, class From>
+inline To read(const From *from) {
+    To value;
+    std::memcpy(&value, from, sizeof value);
+    return value;
+}
+
+inline Vec load(const float *from) { return read<Vec>(from); }
+
+inline Vec load(const Bf16 *from) {  // a bfloat16 is the upper half of a float
+    return (Vec)(__builtin_convertvector(read<Halves>(from), Words) << 16);
+}
+
+inline void store(float *to, Vec value) { std::memcpy(to, &value, sizeof value); }
+
+inline void store(Bf16 *to, Vec value) {  // to the nearest, ties to even, as torch rounds
+    Words bits = (Words)value;
+    Halves rounded = __builtin_convertvector((bits + 0x7fff + ((bits >> 16) & 1)) >> 16, Halves);
+    std::memcpy(to, &rounded, sizeof rounded);
+}
+
+inline Vec all(float value) { return value - Vec{}; }
+
+// Keeps a value in a register, where a compiler would load it from memory again for each use.
+template <class Value>
+inline void hold(Value &value) {
+#if defined(__AVX512BW__)
+    asm("" : "+v"(value));
+#elif defined(__SSE2__)
+    asm("" : "+x"(value));
+#elif defined(__aarch64__)
+    asm("" : "+w"(value));
+#else
+    (void)value;
+#endif
+}
+
+inline Shorts widened(const int8_t *from) {
+#if defined(__AVX512BW__)
+    return (Shorts)_mm512_cvtepi8_epi16(read<__m256i>(from));
+#elif defined(__AVX2__)
+    return (Shorts)_mm256_cvtepi8_epi16(read<__m128i>(from));
+#else
+    return __builtin_convertvector(read<Bytes>(from), Shorts);
+#endif
+}
+
+// Adds the products of neighbours to a lane: lane i gets a[2i] * b[2i] + a[2i + 1] * b[2i + 1].
+inline void add_pairs(Ints &sums, Shorts a, Shorts b) {
+#if defined(__AVX512VNNI__)
+    sums = (Ints)_mm512_dpwssd_epi32((__m512i)sums, (__m512i)a, (__m512i)b);
+#elif defined(__AVX512BW__)
+    sums += (Ints)_mm512_madd_epi16((__m512i)a, (__m512i)b);
+#elif defined(__AVX2__)
+    sums += (Ints)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+#elif defined(__SSE2__)
+    sums += (Ints)_mm_madd_epi16((__m128i)a, (__m128i)b);
+#else
+    Ints left = (Ints)a, right = (Ints)b;
+    sums += ((left << 16) >> 16) * ((right << 16) >> 16) + (left >> 16) * (right >> 16);
+#endif
+}
+
+template <int STEP, class Value, int... LANE>
+inline Value swapped(Value value, std::integer_sequence<int, LANE...>) {
+#if defined(__clang__)
+    return __builtin_shufflevector(value, value, (LANE ^ STEP)...);
+#else
+    return __builtin_shuffle(value, Ints{(LANE ^ STEP)...});
+#endif
+}
+
+// Adds up lanes, always in the same order.
+template <int STEP = LANES / 2, class Value>
+inline auto sum(Value value) {
+    value += swapped<STEP>(value, std::make_integer_sequence<int, LANES>{});
+    if constexpr (STEP == 1)
+        return value[0];
+    else
+        return sum<STEP / 2>(value);
+}
+
+// Lanes of `a` and of `b` folded to half as many, side by side: where a lane's number has STEP it is b's, else a's.
+template <int STEP, class Value, int... LANE>
+inline Value folded(Value a, Value b, std::integer_sequence<int, LANE...>) {
+#if defined(__clang__)
+    return __builtin_shufflevector(a, b, (LANE + (LANE & STEP ? LANES : 0))...) +
+           __builtin_shufflevector(a, b, ((LANE ^ STEP) + (LANE & STEP ? LANES : 0))...);
+#else
+    return __builtin_shuffle(a, b, Ints{(LANE + (LANE & STEP ? LANES : 0))...}) +
+           __builtin_shuffle(a, b, Ints{((LANE ^ STEP) + (LANE & STEP ? LANES : 0))...});
+#endif
+}
+
+template <int COUNT, int STEP = LANES / 2>
+inline Vec all_folded(const Vec (&values)[COUNT]) {
+    if constexpr (COUNT > 1) {
+        Vec half[COUNT / 2];
+#pragma GCC unroll 8
+        for (int i = 0; i < COUNT / 2; i++)
+            half[i] = folded<STEP>(values[i], values[i + COUNT / 2], std::make_integer_sequence<int, LANES>{});
+        return all_folded<COUNT / 2, STEP / 2>(half);
+    } else if constexpr (STEP > 0) {
+        const Vec once[1] = {values[0] + swapped<STEP>(values[0], std::make_integer_sequence<int, LANES>{})};
+        return all_folded<1, STEP / 2>(once);
+    } else {
+        return values[0];
+    }
+}
+
+// The sums of COUNT vectors, each added up in the order of `sum`, in a third of the instructions.
+template <int COUNT>
+inline void sums_of(const Vec (&values)[COUNT], float (&out)[COUNT]) {
+    constexpr int TOGETHER = COUNT > 4 && LANES >= 8 ? 8 : COUNT > 2 ? 4 : COUNT;
+#pragma GCC unroll 8
+    for (int first = 0; first < COUNT; first += TOGETHER) {
+        Vec some[TOGETHER];
+#pragma GCC unroll 8
+        for (int i = 0; i < TOGETHER; i++) some[i] = first + i < COUNT ? values[first + i] : Vec{};
+        Vec sums = all_folded<TOGETHER>(some);
+#pragma GCC unroll 8
+        for (int i = 0; i < TOGETHER; i++)
+            if (first + i < COUNT) out[first + i] = sums[i * (LANES / TOGETHER)];
+    }
+}
+
+inline Vec larger(Vec a, Vec b) { return a > b ? a : b; }
+
+template <int STEP = LANES / 2>
+inline float largest(Vec value) {
+    value = larger(value, swapped<STEP>(value, std::make_integer_sequence<int, LANES>{}));
+    if constexpr (STEP == 1)
+        return value[0];
+    else
+        return largest<STEP / 2>(value);
+}
+
+inline Vec magnitude(Vec value) { return (Vec)((Words)value & 0x7fffffffu); }
+
+// e^x to about one unit in the last place: x = n ln 2 + r with |r| <= ln 2 / 2, whose series ends after r^7 / 7!.
+// Arguments beyond what float32 holds count as the nearest that it does.
+inline Vec exponential(Vec x) {
+    constexpr float lowest = -87.0f, highest = 88.0f, rounder = 12582912.0f;  // 1.5 * 2^23
+    x = x < lowest ? all(lowest) : x;
+    x = x > highest ? all(highest) : x;
+    Vec whole = (x * 1.44269504f + rounder) - rounder;
+    Vec rest = (x - whole * 0.693359375f) + whole * 2.12194440e-4f;  // ln 2 in two parts, the first one exact
+    Vec power = all(1.0f / 5040);
+    power = power * rest + 1.0f / 720;
+    power = power * rest + 1.0f / 120;
+    power = power * rest + 1.0f / 24;
+    power = power * rest + 1.0f / 6;
+    power = power * rest + 0.5f;
+    power = power * rest + 1.0f;
+    power = power * rest + 1.0f;
+    return (Vec)((Ints)power + (__builtin_convertvector(whole, Ints) << 23));
+}
