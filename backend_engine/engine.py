@@ -25,6 +25,7 @@ from .radix import RadixTree
 from .readings import Readings
 from .relief import release_memory
 from .runner import Flight, StepRunner
+from .sampling import UNDECIDED
 from .scheduler import Scheduler
 from .sequence import Phase, Sequence, Sink
 from .sequence_pages import SequencePages
@@ -89,7 +90,10 @@ class Engine:
         steps: SingleRowSteps | None = None
         if single_rows is not None:
             mirror = self._table.mirror(spare=pages)
-            steps = single_rows(decoder, self.pool, mirror, max_tokens=self.max_tokens, drafting=guessed > 0)
+            steps = single_rows(
+                decoder, self.pool, mirror,
+                sampling=self._table.sampling, max_tokens=self.max_tokens, drafting=guessed > 0,
+            )  # fmt: skip
         self._pages = SequencePages(
             pool=self.pool,
             allocator=self.allocator,
@@ -197,7 +201,10 @@ class Engine:
         self._plan = plan
         if self._scheduler.run_ahead(flight.sequences):
             self._flight = self._runner.again(flight)
-        self._postprocess(plan, flight.launched.greedy())
+        ids = flight.launched.ids()
+        # Who was undecided in the step before has run on a token that is not its own.
+        wrong = [sequence.undecided for sequence in flight.sequences]
+        self._postprocess(plan, [UNDECIDED if each else one for one, each in zip(ids, wrong, strict=True)])
         self._plan = None
         if not self._scheduler.running:
             self._flight = None  # all have ended: nobody is left to land for

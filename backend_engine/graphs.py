@@ -1,21 +1,24 @@
-"""Whole-step CUDA graphs for decode: from token ids to the next ids, one launch a step, for a ladder of batch sizes.
+"""Whole-step CUDA graphs for decode: from token ids to the next ids, without the host, for a ladder of batch sizes.
 
 A step without prefills sends three numbers a row to the device (id, place in key order, row of the running table);
-page tables, lengths and slots are looked up there. A batch between two sizes is padded with rows that write to a spare
-page. All sizes are captured at the start: a capture in between would stall whoever is served. Steps that verify guesses
-have more rows a request; what these are worth was not measured on a GPU yet, so they are captured only on demand.
+page tables, lengths, slots and sampling parameters are looked up there. A batch between two sizes is padded with rows
+that write to a spare page. A step is two launches: the layers, and behind them one of the ways to draw (see
+steps.Draw), which leaves the next step's numbers where the layers read them. All sizes are captured at the start: a
+capture in between would stall whoever is served. Steps that verify guesses have more rows a request; what these are
+worth was not measured on a GPU yet, so they are captured only on demand.
 """
 
 from bisect import bisect_left
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from .model import Decoder
 from .pool import KVPool
-from .steps import Launched, even_batch, spread
+from .sampling_table import SamplingTable
+from .steps import Draw, Launched, drawn, even_batch, spread
 
 LADDER = (1, 2, 4, 8, 12, 16, *range(24, 65, 8), *range(80, 257, 16), *range(288, 513, 32))
 # Requests, and rows of each, in steps that verify guesses.
@@ -27,22 +30,29 @@ Size = tuple[int, int]  # requests, rows of each
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Captured:
-    graph: torch.cuda.CUDAGraph
-    logits: Tensor  # [rows, vocab] float32
-    greedy: Tensor  # [rows] int64
+    """The layers of a step, and what may come behind them."""
+
+    layers: torch.cuda.CUDAGraph
+    hidden: Tensor  # [rows, hidden], after the last norm
+    draws: dict[Draw, torch.cuda.CUDAGraph] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Replayed:
     """See steps.Launched."""
 
+    decoder: Decoder
+    hidden: Tensor
     size: int
-    count: int
-    logits: Tensor
-    drawn: Tensor
+    draw: Draw
+    drawn: Tensor  # [requests] in pinned memory, once `done`
     done: torch.cuda.Event
 
-    def greedy(self) -> list[int]:
+    def logits(self) -> Tensor:
+        return self.decoder.logits(self.hidden)
+
+    def ids(self) -> list[int]:
+        assert self.draw is not Draw.HOST
         self.done.synchronize()
         return self.drawn.tolist()
 
@@ -54,13 +64,22 @@ class DecodeGraphs:
     """
 
     def __init__(
-        self, decoder: Decoder, pool: KVPool, pages: Tensor, *, max_tokens: int, drafting: bool = False
+        self,
+        decoder: Decoder,
+        pool: KVPool,
+        pages: Tensor,
+        *,
+        sampling: SamplingTable,
+        max_tokens: int,
+        drafting: bool = False,
     ) -> None:
         self._decoder = decoder
         self._pool = pool
         self._pages = pages
+        self._sampling = sampling
         self._max_tokens = max_tokens
-        most = pages.shape[0] - 1
+        self._spare = pages.shape[0] - 1
+        most = self._spare
         self._sizes = [size for size in LADDER if size < most] + [most]
         drafted = [(requests, rows) for requests in DRAFTED_REQUESTS for rows in DRAFTED_ROWS if requests <= most]
         sizes = [(size, 1) for size in self._sizes] + (drafted if drafting else [])
@@ -70,13 +89,14 @@ class DecodeGraphs:
         self._host = torch.zeros(3, widest, dtype=torch.int64, pin_memory=True)
         self._inputs = torch.zeros(3, widest, dtype=torch.int64, device=pages.device)
         self._sent = torch.cuda.Event()
+        self._drawn = torch.zeros(most, dtype=torch.int64, device=pages.device)
         # Two, because a step is read while the next one runs.
-        self._drawn = [torch.zeros(most, dtype=torch.int64, pin_memory=True) for _ in range(2)]
+        self._read = [torch.zeros(most, dtype=torch.int64, pin_memory=True) for _ in range(2)]
         # Large sizes first: the memory that they work in serves the smaller ones too.
         self._captured = {size: self._capture(size) for size in sizes}
         self.drafting = max(drafted) if drafting else (0, 0)
 
-    def run(self, ids: Tensor, places: Tensor, rows: Tensor) -> Launched:
+    def run(self, ids: Tensor, places: Tensor, rows: Tensor, *, draw: Draw) -> Launched:
         count = ids.shape[0]
         size = self._sizes[bisect_left(self._sizes, count)]
         self._sent.synchronize()  # the last step's numbers must have left the pinned memory
@@ -86,7 +106,11 @@ class DecodeGraphs:
         self._pad(count, size)
         self._inputs.copy_(self._host, non_blocking=True)
         self._sent.record()
-        return self._launched(size, count)
+        return self._launched(size, count, draw)
+
+    def again(self, last: Launched) -> Launched:
+        assert isinstance(last, _Replayed) and last.draw is not Draw.HOST, last
+        return self._launched(last.size, last.hidden.shape[0], last.draw)
 
     def drafted(self, ids: Tensor, places: Tensor, rows: Tensor, widths: Sequence[int]) -> Tensor:
         requests = DRAFTED_REQUESTS[bisect_left(DRAFTED_REQUESTS, len(widths))]
@@ -97,50 +121,66 @@ class DecodeGraphs:
         self._inputs.copy_(self._host, non_blocking=True)
         self._sent.record()
         captured = self._captured[requests, width]
-        captured.graph.replay()
-        return captured.logits[into.to(captured.logits.device)]
+        captured.layers.replay()
+        return self._decoder.logits(captured.hidden[into.to(captured.hidden.device)])
 
-    def again(self, last: Launched) -> Launched:
-        assert isinstance(last, _Replayed), last
-        self._inputs[0, : last.count].copy_(self._captured[last.size, 1].greedy[: last.count])
-        self._inputs[1, : last.count] += 1
-        return self._launched(last.size, last.count)
-
-    def _launched(self, size: int, count: int) -> Launched:
+    def _launched(self, size: int, count: int, draw: Draw) -> Launched:
         captured = self._captured[size, 1]
-        captured.graph.replay()
-        self._drawn.reverse()
-        drawn = self._drawn[0][:count]
-        drawn.copy_(captured.greedy[:count], non_blocking=True)
+        captured.layers.replay()
+        self._read.reverse()
+        read = self._read[0][:count]
         done = torch.cuda.Event()
-        done.record()
-        return _Replayed(size=size, count=count, logits=captured.logits[:count], drawn=drawn, done=done)
+        if draw is not Draw.HOST:
+            captured.draws[draw].replay()
+            read.copy_(self._drawn[:count], non_blocking=True)
+            done.record()
+        return _Replayed(
+            decoder=self._decoder, hidden=captured.hidden[:count], size=size, draw=draw, drawn=read, done=done
+        )
 
     def _pad(self, start: int, rows: int) -> None:
         self._host[:2, start:rows] = 0
-        self._host[2, start:rows] = self._pages.shape[0] - 1
+        self._host[2, start:rows] = self._spare
 
     @torch.inference_mode()
     def _capture(self, size: Size) -> _Captured:
         self._pad(0, size[0] * size[1])
         self._inputs.copy_(self._host)
+        layers, hidden = self._recorded(lambda: self._layers(size))
+        captured = _Captured(layers=layers, hidden=hidden)
+        for draw in Draw:
+            if draw is not Draw.HOST and size[1] == 1:
+                captured.draws[draw], _ = self._recorded(lambda draw=draw: self._draw(hidden, draw))
+        return captured
+
+    def _recorded(self, work: Callable[[], Tensor]) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+        """The work as a graph, and its result, whose memory is the graph's and stays."""
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for _ in range(_WARM_UPS):
-                self._step(size)
+                work()
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         # Other threads (an embedder, the moving of chunks) may use the device meanwhile.
         with torch.cuda.graph(graph, pool=self._memory, capture_error_mode="thread_local"):
-            logits, greedy = self._step(size)
-        return _Captured(graph=graph, logits=logits, greedy=greedy)
+            result = work()
+        return graph, result
 
-    def _step(self, size: Size) -> tuple[Tensor, Tensor]:
+    def _layers(self, size: Size) -> Tensor:
         ids, places, owners = self._inputs[:, : size[0] * size[1]].unbind()
         batch = even_batch(
             ids, places, owners, self._pages,
             width=size[1], page_size=self._pool.page_size, max_tokens=self._max_tokens,
         )  # fmt: skip
-        logits = self._decoder.logits(self._decoder.forward(batch, self._pool).hidden)
-        return logits, logits.argmax(-1)
+        return self._decoder.forward(batch, self._pool).hidden
+
+    def _draw(self, hidden: Tensor, draw: Draw) -> Tensor:
+        """Draw, and move every request on by its token; rows that only pad stay where they are."""
+        rows = hidden.shape[0]
+        ids, places, owners = self._inputs[:, :rows].unbind()
+        fresh = drawn(self._decoder.logits(hidden), places, owners, self._sampling, draw=draw)
+        self._drawn[:rows].copy_(fresh)
+        ids.copy_(fresh.clamp(min=0))
+        places.add_(owners != self._spare)
+        return fresh

@@ -9,6 +9,7 @@ from ..prompt.errors import PromptsluiceError
 from .detokenize import Detokenizer, TextDecoder
 from .drawing import Drawer
 from .readings import Latencies
+from .sampling import UNDECIDED
 from .scheduler import Scheduler
 from .sequence import Phase, Sequence
 from .spec import ModelSpec
@@ -41,6 +42,10 @@ class Outputs:
         for at, token in enumerate(drawn):
             if sequence.phase is Phase.DONE or draft[:at] != drawn[:at]:
                 break  # it ended while this step was already running, or the rest followed a wrong guess
+            if token == UNDECIDED:  # the next step runs the same row again
+                sequence.undecided = True
+                self._table.set_token(sequence)
+                break
             try:
                 self._accept(sequence, token)
             except PromptsluiceError as error:

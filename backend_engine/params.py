@@ -52,9 +52,14 @@ class SamplingParams:
         return self.penalized or bool(self.logit_bias) or self.min_tokens > 0
 
     @property
-    def plainly_greedy(self) -> bool:
-        """Whether every token is the likeliest, and nothing more is asked about it."""
-        return self.temperature == 0 and not self.shaped and self.logprobs is None
+    def filtered(self) -> bool:
+        """Whether some tokens can never be drawn, however likely the model finds them."""
+        return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
+
+    @property
+    def plain(self) -> bool:
+        """Whether a token follows from the logits, temperature, filters and seed, and nothing is asked about it."""
+        return not self.shaped and self.logprobs is None
 
     def validate(self) -> None:
         """Raise BadRequest naming the first field that has the wrong type or is out of its range."""

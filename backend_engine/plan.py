@@ -4,7 +4,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from .sampling import COLDEST
 from .sequence import NO_ROWS, Rows, Sequence
+from .steps import Draw
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,11 +75,12 @@ class StepPlan:
         )
 
     @property
-    def greedy(self) -> bool:
-        """Whether it is `single` and every token drawn is the likeliest of all."""
-        return self.single and all(
-            sequence.request.sampling.plainly_greedy and sequence.matcher is None for sequence in self.sequences
-        )
+    def draw(self) -> Draw:
+        """The least kind by which every token can be drawn; by the host if it is not `single`."""
+        if not self.single:
+            return Draw.HOST
+        kinds = {_kind(sequence) for sequence in self.sequences}
+        return Draw.HOST if Draw.HOST in kinds else max(kinds)
 
     @property
     def drawing(self) -> list[Sequence]:
@@ -113,3 +116,12 @@ def next_chunk(sequence: Sequence, budget: int) -> Chunk:
     repairable = int(np.count_nonzero(sequence.repairable[sequence.ran : sequence.ran + count]))
     quota = sequence.quota(count)
     return replace(chunk, quota=quota, narrowed=quota < repairable)
+
+
+def _kind(sequence: Sequence) -> Draw:
+    params = sequence.request.sampling
+    if sequence.undecided or sequence.matcher is not None or not params.plain:
+        return Draw.HOST
+    if params.temperature <= COLDEST:
+        return Draw.LIKELIEST
+    return Draw.FILTERED if params.filtered else Draw.SAMPLED

@@ -13,7 +13,7 @@ from .plan import StepPlan
 from .pool import KVPool
 from .scoring import score
 from .sequence import Sequence
-from .steps import Launched, SingleRowSteps
+from .steps import Draw, Launched, SingleRowSteps
 from .table import RunningTable
 from .tiers.base import Loads
 
@@ -53,12 +53,12 @@ class StepRunner:
 
     def overlaps(self, plan: StepPlan) -> bool:
         """Whether the plan can be launched, and the next step behind it, before its tokens are known."""
-        return self._steps is not None and plan.greedy
+        return self._steps is not None and plan.draw is not Draw.HOST
 
     def launch(self, plan: StepPlan) -> Flight:
         """Begin a step that overlaps."""
         assert self._steps is not None
-        return Flight(sequences=plan.sequences, launched=self._single(self._steps, plan))
+        return Flight(sequences=plan.sequences, launched=self._single(self._steps, plan, plan.draw))
 
     def again(self, flight: Flight) -> Flight:
         """Begin the step after a flight's, for the same sequences; their pages must have room for it."""
@@ -69,7 +69,7 @@ class StepRunner:
     def run(self, plan: StepPlan) -> list[int]:
         """Compute the plan's rows; score prompts that ask for it; return a token for each row that draws one."""
         if self._steps is not None and plan.single:
-            return self._draw(self._single(self._steps, plan).logits, plan)
+            return self._draw(self._single(self._steps, plan, Draw.HOST).logits(), plan)
         loads = self._loads()
         if self._steps is not None and plan.drafts:
             loads.settle()
@@ -92,12 +92,12 @@ class StepRunner:
         rows = torch.tensor(drawing, device=hidden.device)
         return self._draw(self._decoder.logits(hidden[rows]), plan)
 
-    def _single(self, steps: SingleRowSteps, plan: StepPlan) -> Launched:
+    def _single(self, steps: SingleRowSteps, plan: StepPlan, draw: Draw) -> Launched:
         self._loads().settle()
         self._table.refresh()
-        return steps.run(*self._table.single_rows(plan))
+        return steps.run(*self._table.single_rows(plan), draw=draw)
 
     def _draw(self, logits: Tensor, plan: StepPlan) -> list[int]:
         """A token for each row of `logits`. On a GPU the masks are made while it computes the logits."""
         allowed = self._masks.of([sequence.matcher for sequence in plan.owners])
-        return self._drawer.draw(logits, plan.owners, self._table.sampling(plan), allowed=allowed)
+        return self._drawer.draw(logits, plan.owners, self._table.drawing(plan), allowed=allowed)

@@ -1,20 +1,27 @@
 """Next tokens for a batch of logits: greedy, temperature, top-k, top-p, min-p. Tensor work, no loop over rows.
 
+What a row draws from is the same function of it everywhere; only who waits for whom differs (`sample`, `sample_ahead`).
+
 A row's randomness is a hash of (its seed, the number of tokens it has generated): one uniform number in [0, 1), fed to
 the inverse cumulative distribution. So a request's tokens do not depend on the batch that it happens to run in.
 """
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 # A filtered row is sorted only as far as this; a row whose nucleus is wider is sorted in full. A constant: the choice
 # between the two must depend on the row alone.
 CANDIDATES = 1024
 
-# Below this a temperature is greedy: dividing by it would overflow float32.
-_COLDEST = 1e-5
+UNDECIDED = -1
+"""In place of an id that a step could not draw without waiting for the host."""
+
+COLDEST = 1e-5
+"""Up to here a temperature is greedy: dividing by it would overflow float32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +34,16 @@ class SamplingTensors:
     min_p: Tensor  # float32
     seed: Tensor  # int64
     drawn: Tensor  # int64
+
+    @property
+    def random(self) -> Tensor:
+        """Which rows are not greedy, bool [S]."""
+        return self.temperature > COLDEST
+
+    @property
+    def filtered(self) -> Tensor:
+        """Which rows cannot draw from the whole distribution, bool [S]."""
+        return (self.top_k > 0) | (self.top_p < 1) | (self.min_p > 0)
 
     def rows(self, rows: Tensor) -> "SamplingTensors":
         """The parameters of some rows (int64 indices)."""
@@ -45,17 +62,28 @@ def sample(logits: Tensor, params: SamplingTensors) -> Tensor:
 
     The filters apply to the distribution after temperature, in this order: the `top_k` likeliest tokens; of these the
     fewest whose share of the mass reaches `top_p`; of these the ones at least `min_p` times as likely as the
-    likeliest.
+    likeliest. Reads back which rows need what: on a GPU it waits.
     """
     ids = logits.argmax(-1)
-    random = params.temperature > _COLDEST
-    filtered = (params.top_k > 0) | (params.top_p < 1) | (params.min_p > 0)
-    for rows, draw in ((random & ~filtered, _draw), (random & filtered, _draw_filtered)):
+    for rows, draw in ((params.random & ~params.filtered, _draw), (params.random & params.filtered, _draw_filtered)):
         chosen = rows.nonzero().squeeze(1)
         if len(chosen):
             part = params.rows(chosen)
             ids[chosen] = draw(logits[chosen].float() / part.temperature[:, None], part)
     return ids
+
+
+def sample_ahead(logits: Tensor, params: SamplingTensors, *, filtered: bool) -> Tensor:
+    """As `sample`, with the same ids, but nothing is read back and no shape depends on a value: for CUDA graphs.
+
+    Without `filtered`, the filters of all rows must be off. A row that CANDIDATES do not suffice for is UNDECIDED.
+    """
+    scaled = logits.float() / params.temperature.masked_fill(~params.random, 1.0)[:, None]
+    ids = _draw(scaled, params)
+    if filtered:
+        likeliest, enough = _draw_likeliest(scaled, params)
+        ids = torch.where(params.filtered, likeliest.masked_fill(~enough, UNDECIDED), ids)
+    return torch.where(params.random, ids, logits.argmax(-1))
 
 
 def uniform(seed: Tensor, drawn: Tensor) -> Tensor:
@@ -65,22 +93,38 @@ def uniform(seed: Tensor, drawn: Tensor) -> Tensor:
 
 
 def _draw(logits: Tensor, params: SamplingTensors) -> Tensor:
-    """From the whole distribution, in the vocabulary's order: no sorting."""
-    mass = logits.softmax(-1).cumsum(-1, dtype=torch.float64)
-    return _invert(mass, uniform(params.seed, params.drawn), logits.shape[-1])
+    """From the whole distribution, in the vocabulary's order: no sorting. First a block of it, then an id in that."""
+    rows, vocab = logits.shape
+    width = _block(vocab)
+    blocks = logits.softmax(-1).view(rows, vocab // width, width)
+    mass = F.pad(blocks.sum(-1, dtype=torch.float64).cumsum(-1), (1, 0))  # before each block, and of all
+    target = uniform(params.seed, params.drawn)[:, None] * mass[:, -1:]
+    block = _first_above(mass[:, 1:].contiguous(), target).clamp(max=vocab // width - 1)
+    inside = blocks.gather(1, block[:, :, None].expand(-1, 1, width)).squeeze(1).cumsum(-1, dtype=torch.float64)
+    place = _first_above(inside, target - mass.gather(-1, block)).clamp(max=width - 1)
+    return (block * width + place).squeeze(1)
+
+
+@cache
+def _block(vocab: int) -> int:
+    """The divisor of the vocabulary's size that is nearest to its root."""
+    return min((width for width in range(1, vocab + 1) if vocab % width == 0), key=lambda width: abs(width**2 - vocab))
 
 
 def _draw_filtered(logits: Tensor, params: SamplingTensors) -> Tensor:
+    ids, enough = _draw_likeliest(logits, params)
+    many = (~enough).nonzero().squeeze(1)
+    if len(many):
+        ids[many] = _draw_sorted(logits[many], params.rows(many))
+    return ids
+
+
+def _draw_likeliest(logits: Tensor, params: SamplingTensors) -> tuple[Tensor, Tensor]:
+    """From the CANDIDATES likeliest, and for which rows these were enough."""
     width = min(CANDIDATES, logits.shape[-1])
     top, order = logits.topk(width, dim=-1)
     kept, enough = _keep(top, logits.logsumexp(-1, keepdim=True), params)
-    if width < logits.shape[-1] and not bool(enough.all()):
-        ids = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
-        few, many = enough.nonzero().squeeze(1), (~enough).nonzero().squeeze(1)
-        ids[few] = _choose(top[few], order[few], kept[few], params.rows(few))
-        ids[many] = _draw_sorted(logits[many], params.rows(many))
-        return ids
-    return _choose(top, order, kept, params)
+    return _choose(top, order, kept, params), torch.ones_like(enough) if width == logits.shape[-1] else enough
 
 
 def _draw_sorted(logits: Tensor, params: SamplingTensors) -> Tensor:
@@ -97,9 +141,9 @@ def _keep(top: Tensor, norm: Tensor, params: SamplingTensors) -> tuple[Tensor, T
     width = top.shape[-1]
     probs = (top - norm).double().exp()
     mass = probs.cumsum(-1)
-    top_k = torch.where(params.top_k > 0, params.top_k, torch.iinfo(torch.int64).max)
+    top_k = params.top_k.masked_fill(params.top_k <= 0, torch.iinfo(torch.int64).max)
     within = top_k.clamp(max=width)[:, None]
-    total = torch.where(top_k[:, None] <= width, mass.gather(-1, within - 1), 1.0)
+    total = mass.gather(-1, within - 1).masked_fill(top_k[:, None] > width, 1.0)
     place = torch.arange(width, device=top.device)
     nucleus = (mass - probs < params.top_p.double()[:, None] * total) | (params.top_p >= 1)[:, None]
     likely = top - top[:, :1] >= params.min_p.log()[:, None]
@@ -109,17 +153,16 @@ def _keep(top: Tensor, norm: Tensor, params: SamplingTensors) -> tuple[Tensor, T
 
 
 def _choose(top: Tensor, order: Tensor, kept: Tensor, params: SamplingTensors) -> Tensor:
+    """By the inverse cumulative distribution of the first `kept` [S] of the candidates."""
     place = torch.arange(top.shape[-1], device=top.device)
-    weights = (top - top[:, :1]).double().exp().masked_fill(place >= kept[:, None], 0.0)
-    chosen = _invert(weights.cumsum(-1), uniform(params.seed, params.drawn), kept)
-    return order.gather(-1, chosen[:, None]).squeeze(1)
+    mass = (top - top[:, :1]).double().exp().masked_fill(place >= kept[:, None], 0.0).cumsum(-1)
+    found = _first_above(mass, uniform(params.seed, params.drawn)[:, None] * mass[:, -1:])
+    return order.gather(-1, torch.minimum(found, kept[:, None] - 1)).squeeze(1)
 
 
-def _invert(mass: Tensor, draw: Tensor, count: Tensor | int) -> Tensor:
-    """The first place whose cumulative mass [S, K] exceeds `draw` of the total; less than `count`."""
-    target = (draw * mass[:, -1])[:, None]
-    found = torch.searchsorted(mass, target, right=True).squeeze(1)
-    return torch.minimum(found, torch.as_tensor(count, device=found.device) - 1)
+def _first_above(mass: Tensor, target: Tensor) -> Tensor:
+    """The first place whose cumulative mass [S, K] exceeds the target [S, 1]; K where none does."""
+    return torch.searchsorted(mass, target, right=True)
 
 
 def _signed(value: int) -> int:

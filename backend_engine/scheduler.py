@@ -145,13 +145,13 @@ class Scheduler:
         """Whether `sequences` can run one more step before their newest tokens are known; then takes the pages for it.
 
         So it is if nobody else runs, nobody who waits can be admitted, there is nothing worth guessing, none of them
-        ends by its length, and there are pages that no running one holds: a tree that has grown into the whole pool is
-        the usual state.
+        ends by its length or has to be drawn by the host, and there are pages that no running one holds: a tree that
+        has grown into the whole pool is the usual state.
         One that ends otherwise has run in vain: what it wrote lies behind all that anybody knows of.
         """
         if len(self.running) != len(sequences) or not self._stuck() or self._guessed(sequences):
             return False
-        if any(sequence.length + 1 >= sequence.most for sequence in sequences):
+        if any(sequence.undecided or sequence.length + 1 >= sequence.most for sequence in sequences):
             return False
         short = [sequence for sequence in sequences if self._pages.short(sequence, ahead=1)]
         self._pages.evict(len(short) - self._allocator.free)

@@ -81,6 +81,7 @@ class Sequence:
     names: list[bytes] = field(default_factory=list)  # of the leading whole pages, as far as they were needed
     fetch: Fetch | None = None  # what a slow tier brings for it, once it was asked
     matcher: Matcher | None = None  # stands behind the newest token
+    undecided: bool = False  # the next token has to be drawn by the host
     cached: int = 0
     loaded: int = 0  # of those cached, the tokens that a tier brought back
     reused: int = 0
@@ -144,6 +145,7 @@ class Sequence:
             self.tokens = grown
         self.tokens[self.length] = token
         self.length += 1
+        self.undecided = False
 
     def start(self, cached: int, spans: tuple[ReusedSpan, ...], *, loading: int = 0) -> None:
         """Plan the prefill of all tokens after a prefix hit of `cached`, with the reused `spans` that lie behind it.

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from .batch import RequestRows, build_batch
 from .model import Decoder
 from .pool import KVPool
-from .steps import SingleRowSteps
+from .steps import Draw, SingleRowSteps
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)
 _ROUNDS = 3
@@ -61,7 +61,7 @@ def measured_steps(steps: SingleRowSteps, *, spare: int) -> StepCost:
     def step(count: int) -> None:
         zeros, owners = torch.zeros(count, dtype=torch.int64), torch.full((count,), spare)
         if count == 1:
-            steps.run(zeros, zeros, owners).greedy()
+            steps.run(zeros, zeros, owners, draw=Draw.LIKELIEST).ids()
             return
         widths = [min(count, width)] * max(1, count // width)
         steps.drafted(zeros, zeros, owners, widths).argmax(-1).tolist()

@@ -1,29 +1,42 @@
 """Steps without prefills, as a contract: launched, read later, and launched again on the device. And their tensors."""
 
 from collections.abc import Sequence
+from enum import IntEnum
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from .batch import StepBatch
+from .sampling import sample_ahead
+from .sampling_table import SamplingTable
+
+
+class Draw(IntEnum):
+    """How a step's ids come to be. What a kind can draw, later ones can, too."""
+
+    HOST = 0  # by whoever reads the logits
+    LIKELIEST = 1
+    SAMPLED = 2  # from the whole distribution
+    FILTERED = 3
 
 
 class Launched(Protocol):
-    """A step that runs or has run. `logits` [requests, vocab] are valid until the next launch."""
+    """A step that runs or has run."""
 
-    @property
-    def logits(self) -> Tensor: ...
+    def logits(self) -> Tensor:
+        """Float32 [requests, vocab]. Must be asked for before the next launch."""
+        ...
 
-    def greedy(self) -> list[int]:
-        """The likeliest id of each request; waits for the step. Must be read before the launch after the next."""
+    def ids(self) -> list[int]:
+        """The token drawn for each request, or UNDECIDED; waits for the step. Before the launch after the next."""
         ...
 
 
 class SingleRowSteps(Protocol):
     """Decodes one token a request, or verifies some that were guessed.
 
-    Page tables are read where the engine's running table mirrors them.
+    Page tables and sampling parameters are read where the engine's running table has them on the device.
     """
 
     @property
@@ -31,20 +44,35 @@ class SingleRowSteps(Protocol):
         """The most requests, and the most rows of each, that `drafted` takes; none if it takes no step at all."""
         ...
 
-    def run(self, ids: Tensor, places: Tensor, rows: Tensor) -> Launched:
+    def run(self, ids: Tensor, places: Tensor, rows: Tensor, *, draw: Draw) -> Launched:
         """Launch a step; ids, places in key order and table rows of the requests are int64 [requests] on the host."""
         ...
 
     def again(self, last: Launched) -> Launched:
-        """Launch the next step of the same requests, each with its likeliest token of `last`, the newest launch."""
+        """Launch the next step of the same requests, each with the token drawn in `last`, the newest launch.
+
+        That must not have left the drawing to the host. It is drawn as before. A request whose token was UNDECIDED
+        runs in vain, on any other token.
+        """
         ...
 
     def drafted(self, ids: Tensor, places: Tensor, rows: Tensor, widths: Sequence[int]) -> Tensor:
         """Launch a step in which request b runs `widths[b]` rows; the others are int64 [rows in all] on the host.
 
-        Returns logits [rows in all, vocab], valid until the next launch.
+        Returns logits [rows in all, vocab].
         """
         ...
+
+
+def drawn(logits: Tensor, places: Tensor, rows: Tensor, table: SamplingTable, *, draw: Draw) -> Tensor:
+    """The token after each place, int64 [requests], from logits [requests, vocab]. Nothing is read back.
+
+    `places` and `rows` (of the running table) are int64 [requests] on the device.
+    """
+    assert draw is not Draw.HOST
+    if draw is Draw.LIKELIEST:
+        return logits.argmax(-1)
+    return sample_ahead(logits, table.after(places, rows), filtered=draw is Draw.FILTERED)
 
 
 def even_batch(

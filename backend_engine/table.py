@@ -3,8 +3,6 @@
 The tensors are allocated once and written in place when a request comes, grows or goes, never per token and step.
 """
 
-from dataclasses import replace
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -14,6 +12,7 @@ from .pages import Pages
 from .plan import Chunk, StepPlan
 from .probe import PROBING_ROWS, Probe
 from .sampling import SamplingTensors
+from .sampling_table import SamplingTable
 from .sequence import Rows, Sequence
 from .token_counts import TokenCounts
 
@@ -32,14 +31,7 @@ class RunningTable:
         self._length = np.zeros(rows, dtype=np.int64)
         self._token = np.zeros(rows, dtype=np.int64)
         self._free = list(range(rows - 1, -1, -1))
-        self._sampling = SamplingTensors(
-            temperature=torch.zeros(rows, device=device),
-            top_k=torch.zeros(rows, dtype=torch.int64, device=device),
-            top_p=torch.ones(rows, device=device),
-            min_p=torch.zeros(rows, device=device),
-            seed=torch.zeros(rows, dtype=torch.int64, device=device),
-            drawn=torch.zeros(rows, dtype=torch.int64, device=device),
-        )
+        self.sampling = SamplingTable(rows + 1, device)
 
     @property
     def full(self) -> bool:
@@ -47,13 +39,8 @@ class RunningTable:
 
     def enter(self, sequence: Sequence) -> None:
         """Give a sequence a row."""
-        row = sequence.row = self._free.pop()
-        params, tensors = sequence.request.sampling, self._sampling
-        tensors.temperature[row] = params.temperature
-        tensors.top_k[row] = params.top_k
-        tensors.top_p[row] = params.top_p
-        tensors.min_p[row] = params.min_p
-        tensors.seed[row] = sequence.seed
+        sequence.row = self._free.pop()
+        self.sampling.enter(sequence.row, sequence.request.sampling, seed=sequence.seed, prompt=sequence.prompt)
 
     def leave(self, sequence: Sequence) -> None:
         self.pages[sequence.row] = 0
@@ -117,7 +104,7 @@ class RunningTable:
         slots = sequence.pages[index // self.page_size].astype(np.int64) * self.page_size + index % self.page_size
         return self._tensor(slots)
 
-    def sampling(self, plan: StepPlan) -> SamplingTensors:
+    def drawing(self, plan: StepPlan) -> SamplingTensors:
         """The parameters with which each row that draws a token does so, in the order of the plan."""
         sequences = plan.drawing
         rows = np.fromiter((sequence.row for sequence in sequences), np.int64, len(sequences))
@@ -125,7 +112,7 @@ class RunningTable:
         if plan.drafts:
             widths = np.fromiter((1 + len(draft) for draft in plan.guesses), np.int64, len(sequences))
             rows, drawn = np.repeat(rows, widths), np.repeat(drawn, widths) + _counted(widths)
-        return replace(self._sampling.rows(self._tensor(rows)), drawn=self._tensor(drawn))
+        return self.sampling.rows(self._tensor(rows), drawn=self._tensor(drawn))
 
     def layout(self, plan: StepPlan) -> StepBatch:
         """The step as tensors, on the device."""

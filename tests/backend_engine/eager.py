@@ -1,12 +1,14 @@
 """Steps of single rows run at once in plain torch: what CUDA graphs do, for engines on any device."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from promptsluice.backend_engine.model import Decoder
 from promptsluice.backend_engine.pool import KVPool
-from promptsluice.backend_engine.steps import Launched, even_batch, spread
+from promptsluice.backend_engine.sampling_table import SamplingTable
+from promptsluice.backend_engine.steps import Draw, Launched, drawn, even_batch, spread
 from torch import Tensor
 
 
@@ -14,35 +16,52 @@ from torch import Tensor
 class Ran:
     """`places` and `rows` are the step's own."""
 
-    logits: Tensor
+    scores: Tensor
+    drawn: Tensor
     places: Tensor
     rows: Tensor
+    draw: Draw
 
-    def greedy(self) -> list[int]:
-        return self.logits.argmax(-1).tolist()
+    def logits(self) -> Tensor:
+        return self.scores
+
+    def ids(self) -> list[int]:
+        assert self.draw is not Draw.HOST
+        return self.drawn.tolist()
 
 
 class EagerSteps:
-    """See SingleRowSteps. `launches` counts what was launched before its ids were known."""
+    """See SingleRowSteps. `launches` counts what was launched before its ids were known, by how they are drawn."""
 
     def __init__(
-        self, decoder: Decoder, pool: KVPool, pages: Tensor, *, max_tokens: int, drafting: bool = False
+        self,
+        decoder: Decoder,
+        pool: KVPool,
+        pages: Tensor,
+        *,
+        sampling: SamplingTable,
+        max_tokens: int,
+        drafting: bool = False,
     ) -> None:
         self._decoder = decoder
         self._pool = pool
         self._pages = pages
+        self._sampling = sampling
         self._max_tokens = max_tokens
         self.drafting = (8, 8) if drafting else (0, 0)
-        self.launches = 0
+        self.launches: Counter[Draw] = Counter()
 
-    def run(self, ids: Tensor, places: Tensor, rows: Tensor) -> Ran:
-        logits = self._logits(torch.stack([each.to(self._pages.device) for each in (ids, places, rows)]), width=1)
-        return Ran(logits, places, rows)
+    def run(self, ids: Tensor, places: Tensor, rows: Tensor, *, draw: Draw) -> Ran:
+        inputs = torch.stack([each.to(self._pages.device) for each in (ids, places, rows)])
+        logits, after = self._logits(inputs, width=1), torch.empty_like(inputs[0])
+        if draw is not Draw.HOST:
+            after = drawn(logits, *inputs[1:], self._sampling, draw=draw)
+        return Ran(logits, after, places, rows, draw)
 
     def again(self, last: Launched) -> Ran:
         assert isinstance(last, Ran)
-        self.launches += 1
-        return self.run(last.logits.argmax(-1), last.places + 1, last.rows)
+        self.launches[last.draw] += 1
+        return self.run(last.drawn.clamp(min=0), last.places + 1, last.rows, draw=last.draw)
 
     def drafted(self, ids: Tensor, places: Tensor, rows: Tensor, widths: Sequence[int]) -> Tensor:
         """As graphs do: with a request too many, and more rows than anybody has."""
