@@ -125,6 +125,7 @@ def _summary(policies: "PolicySet") -> None:
 
 def _show(explanation: "Explanation", counts: "TokenCounts") -> None:
     from rich import box
+    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
@@ -155,8 +156,8 @@ def _show(explanation: "Explanation", counts: "TokenCounts") -> None:
             *([_preview(texts[decision.segment])] if wide else []),
         )
         table.add_row(*map(Text, cells))
-    out().width = max(out().width, _LEAST_WIDTH)  # narrower, columns would be cut
-    out().print(table)
+    # Narrower, columns would be cut; of a width of its own, as `out` is everybody's.
+    Console(soft_wrap=True, highlight=False, width=max(out().width, _LEAST_WIDTH)).print(table)
     for step in plan.steps:
         out().print(
             f"{step.name}: {step.tokens_before} -> {step.tokens_after} tokens, "

@@ -101,6 +101,12 @@ def alone(engine: Engine, request: GenerationRequest) -> Collected:
     return together(engine, request)[0]
 
 
+def assert_as_far(sink: Collected, expected: list[int]) -> None:
+    """It got `expected`, or the beginning of it before it was aborted."""
+    assert sink.tokens == expected[: len(sink.tokens)]
+    assert sink.result.finish_reason == "abort" or sink.tokens == expected
+
+
 def assert_idle(engine: Engine) -> None:
     """Nothing runs, and every page is free or the prefix tree's."""
     engine.allocator.check()
@@ -122,8 +128,8 @@ class Reference:
         self.model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
 
     @torch.inference_mode()
-    def greedy(self, ids: Sequence[int], max_tokens: int = 12, *, ignore_eos: bool = True) -> list[int]:
-        """The ids that `generate` appends."""
+    def greedy(self, ids: Sequence[int], max_tokens: int = 12, *, ignore_eos: bool = True, **options: Any) -> list[int]:
+        """The ids that `generate` appends; `options` are its own."""
         prompt = torch.tensor([ids])
         output = self.model.generate(
             prompt,
@@ -131,7 +137,7 @@ class Reference:
             do_sample=False,
             max_new_tokens=max_tokens,
             pad_token_id=0,
-            **({"eos_token_id": None} if ignore_eos else {}),
+            **({"eos_token_id": None} if ignore_eos else {}) | options,
         )
         return output[0, len(ids) :].tolist()
 

@@ -29,6 +29,7 @@ from promptsluice.prompt.errors import Overloaded
 from .driving import DEVICE, FREE_ROWS, Collected, alone, assert_idle, random_ids, tiny_engine
 from .eager import EagerSteps
 from .late import LateStream
+from .rows import FirstRows
 from .writing import tiny_tokenizer
 
 PAGE = 4
@@ -62,14 +63,6 @@ class Faulty:
             self.failures += 1
             raise torch.OutOfMemoryError("no memory")
         return self._decoder.forward(batch, pool)
-
-
-class EverySelector:
-    layer = 1
-
-    def select(self, *, fresh_k: torch.Tensor, quota: int, **_: Any) -> torch.Tensor:
-        assert len(fresh_k) == quota
-        return torch.arange(quota)
 
 
 @dataclass
@@ -150,7 +143,7 @@ class Load:
         span = ReusedSpan(start, KVBlock(kv.k[:, start:stop], kv.v[:, start:stop]))
         if self.dice.random() < 0.5:
             return Reuse(spans=(span,))
-        return Reuse(spans=(span,), selector=EverySelector(), ratio=1.0)
+        return Reuse(spans=(span,), selector=FirstRows(), ratio=1.0)
 
     def expected(self, request: GenerationRequest, grammar: Grammar | None) -> Collected:
         return alone(self.plain, bound(self.plain, replace(request, reuse=None, prefix_cache=False), grammar))

@@ -2,7 +2,6 @@
 
 import random
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -127,8 +126,8 @@ def test_the_rows_of_a_step_are_shared_out_whole(model: LoadedModel) -> None:
         assert given[oldest] >= min(prefills[oldest].remaining, rows / 4)
 
 
-def test_the_order_of_service_changes_no_token(model: LoadedModel, tiny_llama_dir: Path) -> None:
-    reference, dice = Reference(tiny_llama_dir), random.Random(5)
+def test_the_order_of_service_changes_no_token(model: LoadedModel, reference: Reference) -> None:
+    dice = random.Random(5)
     engine = tiny_engine(model, pages=60, max_running=5, step_tokens=24)
     sent = []
     for seed in range(30):
@@ -145,9 +144,9 @@ def test_the_order_of_service_changes_no_token(model: LoadedModel, tiny_llama_di
 
 @pytest.mark.parametrize(("rows", "pages"), [(2, 200), (16, 30)], ids=["no row", "no page"])
 def test_steps_run_ahead_while_nobody_who_waits_can_be_admitted(
-    model: LoadedModel, tiny_llama_dir: Path, rows: int, pages: int
+    model: LoadedModel, reference: Reference, rows: int, pages: int
 ) -> None:
-    reference, steps = Reference(tiny_llama_dir), Recorder()
+    steps = Recorder()
     engine = tiny_engine(model, single_rows=steps, max_running=rows, pages=pages)
     prompts = [random_ids(40, seed) for seed in range(4)]
     sinks, sequences = [Collected() for _ in prompts], []

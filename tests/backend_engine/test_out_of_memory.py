@@ -66,9 +66,9 @@ def _served(
     ids=["for 40 rows", "for 17 rows", "not in every seventh step"],
 )
 def test_nobody_fails_and_no_token_changes(
-    model: LoadedModel, tiny_llama_dir: Path, room: Callable[[int], int]
+    model: LoadedModel, reference: Reference, room: Callable[[int], int]
 ) -> None:
-    reference, lengths = Reference(tiny_llama_dir), [5, 100, 30, 61, 90, 8]
+    lengths = [5, 100, 30, 61, 90, 8]
     engine, device, sinks = _served(model, room, lengths)
     assert device.failures > 0 and engine.stats().out_of_memory == device.failures
     assert [sink.tokens for sink in sinks] == [
@@ -77,8 +77,7 @@ def test_nobody_fails_and_no_token_changes(
     assert_idle(engine)
 
 
-def test_fewer_run_at_a_time_where_their_decodes_alone_are_too_many(model: LoadedModel, tiny_llama_dir: Path) -> None:
-    reference = Reference(tiny_llama_dir)
+def test_fewer_run_at_a_time_where_their_decodes_alone_are_too_many(model: LoadedModel, reference: Reference) -> None:
     engine, device, sinks = _served(model, lambda calls: 1000 if calls < 4 else 3, [16] * 8)
     assert device.failures > 2
     for seed, sink in enumerate(sinks):

@@ -137,10 +137,10 @@ def test_streams_go_on_during_a_long_prefill(tiny_llama_dir: Path) -> None:
         engine.abort(sequence)
 
 
-def test_chunks_are_large_when_nobody_streams(tiny_llama_dir: Path) -> None:
+def test_chunks_are_large_when_nobody_streams(tiny_llama_dir: Path, reference: Reference) -> None:
     model, time = load_model(tiny_llama_dir), SimulatedTime(MACHINES["linear"])
     engine, sink = _engine(model, time, stall=2.5), Collected()
     engine.add(greedy(random_ids(900, 9), 3), sink)
     finish(engine)
     assert engine.stats().steps == 4  # two chunks, the second of which draws, and two tokens
-    assert sink.tokens == Reference(tiny_llama_dir).greedy(random_ids(900, 9), 3)
+    assert sink.tokens == reference.greedy(random_ids(900, 9), 3)

@@ -1,7 +1,6 @@
 """Reused spans in the engine: what is run, what is counted, what may enter the prefix tree. Blending: see kv_reuse."""
 
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,24 +11,14 @@ from promptsluice.prompt.errors import BadRequest
 from torch import Tensor
 
 from .driving import Collected, Reference, alone, assert_idle, finish, greedy, random_ids, tiny_engine, together
+from .rows import FirstRows
 
 IDS = random_ids(100, 11)
 
 
-@dataclass(frozen=True)
-class FirstRows:
-    """Repairs the first rows; enough where only the number matters."""
-
-    layer: int = 1
-
-    def select(self, *, fresh_k: Tensor, fresh_v: Tensor, stored_k: Tensor, stored_v: Tensor, quota: int) -> Tensor:
-        assert fresh_k.shape == fresh_v.shape == stored_k.shape == stored_v.shape
-        return torch.arange(quota)
-
-
 @pytest.fixture(scope="module")
-def expected(tiny_llama_dir: Path) -> list[int]:
-    return Reference(tiny_llama_dir).greedy(IDS)
+def expected(reference: Reference) -> list[int]:
+    return reference.greedy(IDS)
 
 
 def captured(engine: Engine, ids: tuple[int, ...]) -> KVBlock:
@@ -46,8 +35,8 @@ def garbage(*places: tuple[int, int]) -> tuple[ReusedSpan, ...]:
     return spans(KVBlock(*torch.randn(2, 4, 100, 2, 16, generator=torch.Generator().manual_seed(0))), *places)
 
 
-def test_kept_kv_equals_transformers(model: LoadedModel, tiny_llama_dir: Path) -> None:
-    cache = Reference(tiny_llama_dir).model(torch.tensor([IDS])).past_key_values
+def test_kept_kv_equals_transformers(model: LoadedModel, reference: Reference) -> None:
+    cache = reference.model(torch.tensor([IDS])).past_key_values
     kv = captured(tiny_engine(model, step_tokens=32), IDS)
     for layer in range(4):
         keys, values = cache.layers[layer].keys[0], cache.layers[layer].values[0]

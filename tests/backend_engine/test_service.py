@@ -74,23 +74,22 @@ def _assert_ended(service: EngineService, requests: int) -> None:
     assert stats.generated_tokens < 200 + 900
 
 
-async def test_concurrent_generations_equal_lone_ones(service: EngineService, tiny_llama_dir: Path) -> None:
+async def test_concurrent_generations_equal_lone_ones(service: EngineService, reference: Reference) -> None:
     async def tokens(ids: tuple[int, ...]) -> list[int]:
         generation = service.generate(greedy(ids))
         collected = [token async for delta in generation for token in delta.token_ids]
         assert generation.result.completion_tokens == 12
         return collected
 
-    prompts, reference = [random_ids(10 + n, n) for n in range(12)], Reference(tiny_llama_dir)
+    prompts = [random_ids(10 + n, n) for n in range(12)]
     outputs = await asyncio.gather(*map(tokens, prompts))
     assert outputs == [reference.greedy(ids) for ids in prompts]
 
 
-def test_many_threads_run_and_wait(service: EngineService, tiny_llama_dir: Path) -> None:
+def test_many_threads_run_and_wait(service: EngineService, reference: Reference) -> None:
     requests = [replace(greedy(random_ids(9, n), 0), prompt_logprobs=True) for n in range(20)]
     with ThreadPoolExecutor(8) as threads:
         results = list(threads.map(service.run, requests))
-    reference = Reference(tiny_llama_dir)
     for request, result in zip(requests, results, strict=True):
         assert result.prompt_logprobs is not None
         assert (result.prompt_logprobs - reference.logprobs(request.ids)).abs().max() < 1e-4

@@ -117,16 +117,7 @@ def test_generations_follow_the_formulas_in_a_mixed_batch(model: LoadedModel, re
 
 def test_repetition_penalty_equals_transformers_generate(model: LoadedModel, reference: Reference) -> None:
     ids = random_ids(30, 3)
-    expected = reference.model.generate(
-        torch.tensor([ids]),
-        attention_mask=torch.ones(1, 30),
-        do_sample=False,
-        max_new_tokens=24,
-        repetition_penalty=1.3,
-        sequence_bias=[[[17], 1.5]],
-        eos_token_id=None,
-        pad_token_id=0,
-    )[0, 30:].tolist()
+    expected = reference.greedy(ids, 24, repetition_penalty=1.3, sequence_bias=[[[17], 1.5]])
     request = shaped_greedy(ids, repetition_penalty=1.3, logit_bias=((17, 1.5),))
     assert alone(tiny_engine(model), request).tokens == expected
 
@@ -175,15 +166,7 @@ def test_min_tokens_keeps_the_end_away(model: LoadedModel, reference: Reference)
     for fields in ({}, {"stop_token_ids": (other,)}, {"temperature": 1.5, "seed": 3}):
         late = alone(engine, shaped_greedy(ids, 20, ignore_eos=False, min_tokens=12, **fields))
         assert len(late.tokens) >= 12 and not {end, *fields.get("stop_token_ids", ())} & set(late.tokens[:12])
-    expected = reference.model.generate(
-        torch.tensor([ids]),
-        attention_mask=torch.ones(1, 20),
-        do_sample=False,
-        max_new_tokens=20,
-        min_new_tokens=12,
-        eos_token_id=end,
-        pad_token_id=0,
-    )[0, 20:].tolist()
+    expected = reference.greedy(ids, 20, min_new_tokens=12, eos_token_id=end)
     assert alone(engine, shaped_greedy(ids, 20, ignore_eos=False, min_tokens=12)).tokens == expected
 
 

@@ -5,7 +5,7 @@ import random
 import shutil
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -30,6 +30,7 @@ from .late import LateStream
 
 PAGE = 4
 WAIT_S = 60.0
+LONG = random_ids(101, 1)
 
 
 def tiered(
@@ -227,60 +228,56 @@ def test_nobody_waits_for_anothers_disk_while_steps_run_ahead(
     second.close()
 
 
-def test_pages_come_back_from_disk_to_another_engine(model: LoadedModel, reference: Reference, tmp_path: Path) -> None:
-    first, ids = tiered(model, disk=tmp_path), random_ids(101, 1)
-    alone(first, greedy(ids))
-    forget(first)
-    settled(first)
-    assert first.stats().disk_written_pages == first.stats().disk_pages > 24
+@pytest.fixture
+def written(model: LoadedModel, tmp_path: Path) -> Iterator[Engine]:
+    """An engine whose KV of LONG went to the disk."""
+    engine = tiered(model, disk=tmp_path)
+    alone(engine, greedy(LONG))
+    forget(engine)
+    settled(engine)
+    yield engine
+    engine.close()
+
+
+def test_pages_come_back_from_disk_to_another_engine(
+    model: LoadedModel, reference: Reference, written: Engine, tmp_path: Path
+) -> None:
+    assert written.stats().disk_written_pages == written.stats().disk_pages > 24
     second = tiered(model, disk=tmp_path)
-    sink = alone(second, greedy(ids))
-    assert sink.tokens == reference.greedy(ids)
+    sink = alone(second, greedy(LONG))
+    assert sink.tokens == reference.greedy(LONG)
     assert sink.result.loaded_tokens == 100
     assert second.stats().disk_read_pages == 25
     settled(second)
-    first.close()
     second.close()
 
 
+@pytest.mark.usefixtures("written")
 def test_others_run_while_the_disk_is_read(model: LoadedModel, reference: Reference, tmp_path: Path) -> None:
-    first, ids, other = tiered(model, disk=tmp_path), random_ids(101, 1), random_ids(20, 2)
-    alone(first, greedy(ids))
-    forget(first)
-    settled(first)
-    second = tiered(model, disk=tmp_path)
-    both = together(second, greedy(ids), greedy(other, 30))
-    assert both[0].tokens == reference.greedy(ids) and both[0].result.loaded_tokens == 100
+    second, other = tiered(model, disk=tmp_path), random_ids(20, 2)
+    both = together(second, greedy(LONG), greedy(other, 30))
+    assert both[0].tokens == reference.greedy(LONG) and both[0].result.loaded_tokens == 100
     assert both[1].tokens == reference.greedy(other, 30)
     settled(second)
-    first.close()
     second.close()
 
 
+@pytest.mark.usefixtures("written")
 def test_an_abort_while_the_disk_is_read(model: LoadedModel, tmp_path: Path) -> None:
-    first, ids = tiered(model, disk=tmp_path), random_ids(101, 1)
-    alone(first, greedy(ids))
-    forget(first)
-    settled(first)
     second, sink = tiered(model, disk=tmp_path), Collected()
-    sequence = second.add(greedy(ids), sink)
+    sequence = second.add(greedy(LONG), sink)
     second.step()
     second.abort(sequence)
     finish(second)
     assert sink.result.finish_reason == "abort"
     settled(second)
-    first.close()
     second.close()
 
 
+@pytest.mark.usefixtures("written")
 def test_another_models_pages_are_not_found(model: LoadedModel, tmp_path: Path) -> None:
-    first, ids = tiered(model, disk=tmp_path), random_ids(101, 1)
-    alone(first, greedy(ids))
-    forget(first)
-    settled(first)
     second = tiered(replace(model, fingerprint="other weights"), disk=tmp_path)
-    assert alone(second, greedy(ids)).result.cached_tokens == 0
-    first.close()
+    assert alone(second, greedy(LONG)).result.cached_tokens == 0
     second.close()
 
 
