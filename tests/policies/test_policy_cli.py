@@ -3,10 +3,12 @@
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
+from promptsluice.gateway.cli.console import out
 from promptsluice.gateway.cli.policy import app
 from typer.testing import CliRunner
 
@@ -30,10 +32,13 @@ def request_file(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def no_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An empty model cache: counts are estimates, and say so."""
+def no_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """An empty model cache: counts are estimates, and say so. The console takes its width when it is made."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("COLUMNS", "200")
+    out.cache_clear()
+    yield
+    out.cache_clear()
 
 
 @pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.stem)
