@@ -212,6 +212,7 @@ class Engine:
     def _postprocess(self, plan: StepPlan, tokens: list[int]) -> None:
         self._outputs.totals["steps"] += 1
         seconds = self._clock() - self._began
+        plan.account(seconds)
         for chunk in plan.chunks:
             self._scheduler.advance(chunk)
             if chunk.last:

@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
+from typing import NamedTuple
 
 from ..prompt.errors import PromptsluiceError
 from .types import Delta, Result
@@ -111,3 +112,21 @@ class Waiter:
             return self._outcome
         assert self._outcome is not None
         raise self._outcome
+
+
+class Collector(Waiter):
+    """A waiter that keeps what was generated."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens: list[int] = []
+
+    def delta(self, delta: Delta) -> None:
+        self.tokens += delta.token_ids
+
+
+class Finished(NamedTuple):
+    """A request that has ended, and the ids that it generated."""
+
+    result: Result
+    tokens: tuple[int, ...]

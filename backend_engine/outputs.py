@@ -140,6 +140,8 @@ def _result(sequence: Sequence, reason: FinishReason) -> Result:
         recomputed_tokens=sequence.recomputed,
         queue_ms=1000 * ((sequence.admitted or now) - sequence.submitted),
         ttft_ms=1000 * ((sequence.first_token or now) - sequence.submitted),
+        work=sequence.work,
         prompt_logprobs=sequence.logprobs,
+        first_logprobs=sequence.first_logprobs,
         kv=sequence.kv,
     )

@@ -7,6 +7,7 @@ import numpy as np
 from .sampling import COLDEST
 from .sequence import NO_ROWS, Rows, Sequence
 from .steps import Draw
+from .types import PrefillWork
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +105,13 @@ class StepPlan:
         """How many rows of each of `decodes` run; each of them draws a token."""
         return 1 + np.fromiter(map(len, self.drafts or [NO_ROWS] * len(self.decodes)), np.int64, len(self.decodes))
 
+    def account(self, seconds: float) -> None:
+        """Give each prefill its part of a step that took so long, by rows; before the step's rows count as run."""
+        rows = len(self.decodes) + sum(chunk.count for chunk in self.chunks)
+        for chunk in self.chunks:
+            share, seen = chunk.count / rows, int(chunk.rows.sum()) + chunk.count
+            chunk.sequence.work += PrefillWork(steps=share, rows=chunk.count, pairs=seen, seconds=share * seconds)
+
 
 def next_chunk(sequence: Sequence, budget: int) -> Chunk:
     """The next rows of a prefill, at most `budget` of them."""
@@ -121,6 +129,8 @@ def next_chunk(sequence: Sequence, budget: int) -> Chunk:
 def _kind(sequence: Sequence) -> Draw:
     params = sequence.request.sampling
     if sequence.undecided or sequence.matcher is not None or not params.plain:
+        return Draw.HOST
+    if sequence.request.first_logprobs and sequence.first_logprobs is None:
         return Draw.HOST
     if params.temperature <= COLDEST:
         return Draw.LIKELIEST

@@ -105,6 +105,23 @@ class RadixTree:
         partial, extra = self._longest_start(place, ids[place.matched :])
         return Match(place.pages, partial, extra, place.matched + extra)
 
+    def known(self, ids: Ids, *, namespace: str = "") -> int:
+        """About how many leading tokens of `ids` are in the tree, in whole pages; marks nothing.
+
+        The only method for other threads: while the tree changes it may see less, or what is just going.
+        """
+        node, matched, size = self._top.children.get(namespace.encode()), 0, self.page_size
+        while node is not None:
+            node = node.children.get(ids[matched : matched + size].tobytes())
+            if node is None:
+                break
+            edge = node.ids
+            common = common_tokens(edge, ids[matched:]) // size * size
+            matched += common
+            if common < len(edge):
+                break
+        return matched
+
     def insert(self, ids: Ids, pages: Pages, *, namespace: str = "", tail: bool = False) -> Pages:
         """Make the KV of `ids`, which lies in `pages`, known; return the pages that the caller holds from now on.
 

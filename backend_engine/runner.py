@@ -11,7 +11,7 @@ from .grammar.filling import Masks
 from .model import Decoder
 from .plan import StepPlan
 from .pool import KVPool
-from .scoring import score
+from .scoring import keep_first, score
 from .sequence import Sequence
 from .steps import Draw, Launched, SingleRowSteps
 from .table import RunningTable
@@ -100,4 +100,6 @@ class StepRunner:
     def _draw(self, logits: Tensor, plan: StepPlan) -> list[int]:
         """A token for each row of `logits`. On a GPU the masks are made while it computes the logits."""
         allowed = self._masks.of([sequence.matcher for sequence in plan.owners])
+        if plan.chunks:  # else nobody's first token is drawn
+            keep_first(logits, plan.owners)
         return self._drawer.draw(logits, plan.owners, self._table.drawing(plan), allowed=allowed)

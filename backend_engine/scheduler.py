@@ -77,6 +77,8 @@ class Scheduler:
 
     def _prefill_rows(self, decodes: int) -> int:
         rows = min(self._options.step_tokens - decodes, self._pace.rows(decodes), self.relief.rows)
+        if len(self.running) + len(self.waiting) == 1 and (*self.running, *self.waiting)[0].request.idle:
+            rows = min(rows, self._options.least_prefill)  # who comes meanwhile waits for this step
         return max(0, rows)
 
     def ran(self, plan: StepPlan, *, seconds: float) -> None:

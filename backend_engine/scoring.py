@@ -1,4 +1,4 @@
-"""Log-probabilities of a prompt's own tokens, from the hidden states of its prefill."""
+"""Log-probabilities of a prompt's own tokens, from the hidden states of its prefill, and of all that may follow it."""
 
 import torch
 from torch import Tensor
@@ -6,6 +6,7 @@ from torch import Tensor
 from .drawing import token_logprobs
 from .model import Decoder
 from .plan import Chunk
+from .sequence import Sequence
 
 # Rows whose logits over the whole vocabulary are in memory at a time.
 SCORED_ROWS = 64
@@ -25,3 +26,10 @@ def score(decoder: Decoder, chunk: Chunk, hidden: Tensor) -> None:
         if wanted is not None:
             told = token_logprobs(logits, following, [wanted] * len(logits))
             sequence.told.update(enumerate(told, first))
+
+
+def keep_first(logits: Tensor, owners: list[Sequence]) -> None:
+    """Note the distribution of the first token for those of `owners`, a row of `logits` [S, vocab] each, who ask."""
+    for row, sequence in enumerate(owners):
+        if sequence.request.first_logprobs and sequence.first_logprobs is None:
+            sequence.first_logprobs = logits[row].float().log_softmax(-1).cpu()

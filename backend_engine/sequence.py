@@ -17,7 +17,17 @@ from .drafter import Drafter
 from .grammar.matcher import Matcher
 from .pages import Pages
 from .tiers.base import Fetch
-from .types import Delta, GenerationRequest, KVBlock, Result, ReusedSpan, RowChooser, TokenLogprobs
+from .types import (
+    NO_WORK,
+    Delta,
+    GenerationRequest,
+    KVBlock,
+    PrefillWork,
+    Result,
+    ReusedSpan,
+    RowChooser,
+    TokenLogprobs,
+)
 
 Rows = NDArray[np.int64]
 NO_PAGES: Pages = np.empty(0, dtype=np.int32)
@@ -77,6 +87,8 @@ class Sequence:
     drafter: Drafter | None = None  # from the first step on for which tokens are guessed
     logprobs: Tensor | None = None
     told: dict[int, TokenLogprobs] = field(default_factory=dict)  # of what follows a prompt token's place
+    first_logprobs: Tensor | None = None
+    work: PrefillWork = NO_WORK
     kv: KVBlock | None = None
     names: list[bytes] = field(default_factory=list)  # of the leading whole pages, as far as they were needed
     fetch: Fetch | None = None  # what a slow tier brings for it, once it was asked

@@ -11,12 +11,14 @@ import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Collection, Iterable
+from collections.abc import Sequence as TokenIds
 
+import numpy as np
 import torch
 
 from ..prompt.errors import Overloaded, PromptsluiceError
 from .engine import Engine
-from .generation import Generation, Item, Mailbox, Waiter
+from .generation import Collector, Finished, Generation, Item, Mailbox, Waiter
 from .readings import Readings
 from .sequence import Sequence, Sink
 from .stats import EngineStats
@@ -54,6 +56,7 @@ class EngineService:
         self._wake = threading.Condition()
         self._inbox: list[Sequence] = []
         self._aborts: list[Sequence] = []
+        self._idle: Sequence | None = None  # runs while nobody else wants anything
         self._draining = False
         self._ending = False
         self._outbox: dict[asyncio.AbstractEventLoop, list[tuple[Mailbox, Item]]] = defaultdict(list)
@@ -148,6 +151,29 @@ class EngineService:
             raise Overloaded("the engine is shutting down", retry_after=_LONGEST_RETRY_S)
         return results
 
+    def run_idle(self, request: GenerationRequest) -> Finished | None:
+        """Run a request marked `idle` while there is nothing else to do, in steps of few rows; blocks.
+
+        None if there is, or if somebody came meanwhile, who waits for one small step then. One at a time.
+        """
+        assert request.idle and threading.current_thread() is not self._thread
+        waiter = Collector()
+        with self._wake:
+            assert self._idle is None, "one idle request at a time"
+            if self._inbox or self.engine.has_work:
+                return None
+            self._idle = self.submit(request, waiter)
+        try:
+            result = waiter.wait()
+        finally:
+            with self._wake:
+                self._idle = None
+        return None if result.finish_reason == "abort" else Finished(result, tuple(waiter.tokens))
+
+    def known_tokens(self, ids: TokenIds[int], *, namespace: str = "") -> int:
+        """About how many leading tokens of a prompt the prefix tree has now; from any thread."""
+        return self.engine.tree.known(np.asarray(ids, dtype=np.int64)[:-1], namespace=namespace)
+
     def stats(self) -> EngineStats:
         """The state after the last step."""
         return self._stats
@@ -192,6 +218,8 @@ class EngineService:
             aborts, self._aborts = self._aborts, []
             for sequence in inbox:
                 self.engine.enqueue(sequence)
+            if self._idle is not None and any(sequence is not self._idle for sequence in self.engine.sequences):
+                aborts.append(self._idle)
         for sequence in aborts:
             self.engine.abort(sequence)
         self._refuse_late()

@@ -112,7 +112,8 @@ class GenerationRequest:
     log-probability of each prompt token but the first; `keep_kv` for the prompt's KV. Both compute the whole prompt
     (no prefix hit is used). Higher `priority` is served first. `grammar` (from the engine's `grammars`) restricts
     what is written; the generation ends where nothing may follow. `continues`: the text goes on where the prompt's
-    ends, so that a tokenizer that drops the space a text begins with keeps it here.
+    ends, so that a tokenizer that drops the space a text begins with keeps it here. `first_logprobs` asks for the
+    whole distribution of the first token. `idle`: for EngineService.run_idle, which gives it up for anybody else.
     """
 
     ids: Sequence[int]
@@ -126,6 +127,8 @@ class GenerationRequest:
     priority: int = 0
     request_id: str = ""
     continues: bool = False
+    first_logprobs: bool = False
+    idle: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,12 +159,35 @@ class Delta:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillWork:
+    """What a prefill cost: `rows` that ran (a probe's among them), the keys that they saw together (`pairs`), and its
+    share of the steps and their `seconds`, by rows where a step was shared.
+    """
+
+    steps: float = 0.0
+    rows: int = 0
+    pairs: int = 0
+    seconds: float = 0.0
+
+    def __add__(self, other: "PrefillWork") -> "PrefillWork":
+        return PrefillWork(
+            steps=self.steps + other.steps,
+            rows=self.rows + other.rows,
+            pairs=self.pairs + other.pairs,
+            seconds=self.seconds + other.seconds,
+        )
+
+
+NO_WORK = PrefillWork()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
     """The counters of a finished request. Times in milliseconds from submission.
 
     `cached_tokens` came from the prefix tree, `loaded_tokens` of them from a tier under it; `reused_tokens` from spans
     without being recomputed; `recomputed_tokens` are rows of spans that were repaired. `prompt_logprobs` is float32
-    [prompt_tokens - 1], natural log.
+    [prompt_tokens - 1], `first_logprobs` float32 [vocab], natural log, both on the CPU.
     """
 
     finish_reason: FinishReason
@@ -173,5 +199,7 @@ class Result:
     recomputed_tokens: int = 0
     queue_ms: float = 0.0
     ttft_ms: float = 0.0
+    work: PrefillWork = NO_WORK
     prompt_logprobs: "Tensor | None" = None
+    first_logprobs: "Tensor | None" = None
     kv: KVBlock | None = None

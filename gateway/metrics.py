@@ -7,6 +7,7 @@ from collections.abc import Collection
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from ..prompt import Report, Usage
+from .blend_metrics import BlendCollector
 from .engine_metrics import BackendCollector, EngineCollector
 
 _METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"})
@@ -78,6 +79,8 @@ class Metrics:
         own.register(self.engines)
         self.backends = BackendCollector()
         own.register(self.backends)
+        self.blends = BlendCollector()
+        own.register(self.blends)
 
     def http(self, route: str, method: str, status: int, seconds: float) -> None:
         """Count one HTTP exchange; status 499 is a client that left."""

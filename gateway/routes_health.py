@@ -50,5 +50,6 @@ def _render(sluice: Sluice) -> bytes:
         if readings is not None and spec is not None:
             engines[next(iter(spec.models), ""), name] = readings
     sluice.metrics.backends.show({name: backend.stats() for name, backend in sluice.backends.items()})
+    sluice.metrics.blends.show({name: backend.blends() for name, backend in sluice.backends.items()})
     sluice.metrics.engines.show(engines)
     return sluice.metrics.render()

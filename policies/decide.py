@@ -80,7 +80,7 @@ class Decider:
     @property
     def ratio(self) -> float:
         """The share of a chunk's rows that is recomputed."""
-        return self.policy.reuse.ratio if self.policy.reuse.mode == "blend" else 0.0
+        return self.policy.reuse.least_ratio if self.policy.reuse.mode == "blend" else 0.0
 
     def prefill_ms(self, *, fresh: int, chunks: int) -> float:
         """Prefilling `fresh` tokens, and `chunks` more that come from a collection, with their stored KV where used."""

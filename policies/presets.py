@@ -41,7 +41,7 @@ PRESETS: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
             "description": "lossless, chunks of a collection are added and their stored KV is blended in",
             "retrieve": {"collection": "docs", "top_k": 4, "max_tokens": 2048},
             "compress": (_LOSSLESS,),
-            "reuse": {"mode": "blend", "ratio": 0.15},
+            "reuse": {"mode": "blend", "ratio": "auto"},
         },
     }
 )

@@ -127,6 +127,8 @@ class OpenAIBackend(Spec):
     fallbacks: Items[FallbackSpec] = ()
 
 
+_AUTO_RATIO = 0.15
+
 Backend = EmbeddedBackend | OpenAIBackend
 DEFAULT_BACKEND = "local"
 """The name of the one backend of a file that defines none: our engine with its default model."""
@@ -158,17 +160,23 @@ class ReuseSpec(Spec):
     """How stored KV may be used.
 
     off: not at all, not even the engine's prefix cache. prefix: the prefix cache only. reuse: chunks as stored,
-    nothing repaired. blend: chunks with the share `ratio` of their rows recomputed, chosen by `selector`.
+    nothing repaired. blend: chunks with at least the share `ratio` of their rows recomputed, chosen by `selector`;
+    `auto` is 0.15, and more where that takes no longer. More than that, too, where `quality` is not met.
     Text is looked up, and stored, in pieces of at least `min_chunk_tokens`. What is not found is computed in the
     background and stored once it was seen `learn_after` times (0: never), at most `learn_tokens` of each request.
     """
 
     mode: Literal["off", "prefix", "reuse", "blend"] = "prefix"
-    ratio: Annotated[float, Field(ge=0, le=1)] = 0.15
+    ratio: Annotated[float, Field(ge=0, le=1)] | Literal["auto"] = "auto"
     selector: Text = "auto"
     min_chunk_tokens: Annotated[int, Field(ge=1)] = 64
     learn_after: Annotated[int, Field(ge=0, le=16)] = 1
     learn_tokens: Annotated[int, Field(ge=0)] = 8192
+
+    @property
+    def least_ratio(self) -> float:
+        """The share of rows that is recomputed at least."""
+        return _AUTO_RATIO if self.ratio == "auto" else self.ratio
 
 
 class ProtectSpec(Spec):
@@ -184,9 +192,17 @@ class ProtectSpec(Spec):
 
 
 class QualitySpec(Spec):
-    """Bounds on what may be lost. `max_removed`: the share of a segment that lossy steps together may take away."""
+    """Bounds on what may be lost. `max_removed`: the share of a segment that lossy steps together may take away.
+
+    Of blended requests the share `sample` is compared with full prefill in idle time. Where their mean KL of the next
+    token (nats) is certainly above `max_kl`, or fewer than `min_agreement` of 16 greedy tokens are the same, a
+    collection's ratio is raised, and in the end it is not blended any more.
+    """
 
     max_removed: Annotated[float, Field(ge=0, lt=1)] = 0.8
+    sample: Annotated[float, Field(ge=0, le=1)] = 0.02
+    max_kl: Annotated[float, Field(gt=0)] = 0.25
+    min_agreement: Annotated[float, Field(ge=0, le=1)] = 0.0
 
 
 class Policy(Spec):

@@ -39,9 +39,9 @@ class Report:
     """What was done to one request. Filled along the pipeline, then read by headers, metrics and the response field.
 
     `tokens_in` counts the prompt as it came, `tokens_out` as it was sent (both in the backend's tokens where a
-    tokenizer is known, else estimated). `reused` tokens came from stored chunk KV, `recomputed` of them were repaired,
-    `cached` came from the prefix cache (`loaded` of them from its host memory or disk), `retrieved` were added,
-    `pruned` were removed.
+    tokenizer is known, else estimated). `reused` tokens came from stored chunk KV, `recomputed` were loaded with them
+    and repaired, `tiers` has the number of both by where they were loaded from, `cached` came from the prefix cache
+    (`loaded` of them from its host memory or disk), `retrieved` were added, `pruned` were removed.
     """
 
     policy: str = "off"
@@ -56,6 +56,7 @@ class Report:
     loaded: int = 0
     reused: int = 0
     recomputed: int = 0
+    tiers: dict[str, int] = field(default_factory=dict)
     overhead_ms: float = 0.0
 
     def headers(self) -> dict[str, str]:
@@ -68,6 +69,7 @@ class Report:
             "tokens-retrieved": self.retrieved,
             "tokens-pruned": self.pruned,
             "overhead-ms": f"{self.overhead_ms:.1f}",
+            "kv-tiers": ",".join(f"{tier}={tokens}" for tier, tokens in self.tiers.items()) or "none",
             "steps": ",".join(step.name for step in self.steps) or "none",
         }
         return {

@@ -11,6 +11,7 @@ from ...prompt import BadRequest, Prompt, Report, Usage
 
 if TYPE_CHECKING:
     from ...backend_engine.readings import Readings
+    from ...kv_reuse.gate import Standing
 
 ATTEMPTS_HEADER = "x-promptsluice-attempts"
 """How often an answer was asked for before it came, over all upstreams."""
@@ -132,6 +133,10 @@ class Backend(ABC):
     def readings(self) -> "Readings | None":
         """What an engine in this process tells for monitoring; None where there is none."""
         return None
+
+    def blends(self) -> "Mapping[str, Standing]":
+        """What blending stored KV was seen to lose, by collection."""
+        return {}
 
     def scorer(self) -> Score | None:
         """Log-probabilities of a text's tokens under this model, blocking; None where there are none to be had."""

@@ -38,9 +38,11 @@ from .texts import readied
 if TYPE_CHECKING:
     from ...backend_engine.grammar.compiler import CompiledGrammar
     from ...backend_engine.readings import Readings
-    from ...backend_engine.types import Reuse
+    from ...kv_reuse.controller import Choice
+    from ...kv_reuse.gate import Standing
     from ...kv_reuse.store import ChunkStore
     from .engine_room import EngineRoom, Tokens
+    from .reuse_control import Decided
 
 _DRAIN_S = 2.0
 _COMPILE_S = 30.0
@@ -50,7 +52,7 @@ class EmbeddedBackend(Backend):
     """Answers with a model in this process. `path` finds its files, `store` opens the chunk store; both may block.
 
     `salts` keep tenants' chunks apart, as the file in force has it; `prefixes` is the folder of the prefix cache's disk
-    tier, where there is one.
+    tier, where there is one; `standings` that of what blending was seen to lose.
     """
 
     kv_reuse = True
@@ -64,6 +66,7 @@ class EmbeddedBackend(Backend):
         store: Callable[[], "ChunkStore"],
         salts: Callable[[], Salts] = Salts,
         prefixes: Path | None = None,
+        standings: Path | None = None,
     ) -> None:
         super().__init__(name)
         self._salts = salts
@@ -71,6 +74,7 @@ class EmbeddedBackend(Backend):
         self._path = path
         self._store = store
         self._prefixes = prefixes
+        self._standings = standings
         self._room: EngineRoom | None = None
         self._lock = threading.Lock()
         self._loading: asyncio.Task[EngineRoom] | None = None
@@ -93,6 +97,7 @@ class EmbeddedBackend(Backend):
         if self._loading is not None:
             await asyncio.wait({self._loading})
         if self._room is not None:
+            self._room.control.close()
             await asyncio.to_thread(self._room.service.stop, _DRAIN_S)
 
     def ready(self) -> str | None:
@@ -117,7 +122,10 @@ class EmbeddedBackend(Backend):
         for tier in self._room.reuser.stats():
             counters = {name: value for name, value in asdict(tier).items() if name != "tier"}
             gauges |= {f"kv_{tier.tier}_{name}": float(value) for name, value in counters.items()}
-        return gauges
+        return gauges | self._room.control.readings()
+
+    def blends(self) -> "Mapping[str, Standing]":
+        return {} if self._room is None else self._room.control.standings()
 
     def readings(self) -> "Readings | None":
         return None if self._room is None else self._room.service.readings()
@@ -223,24 +231,36 @@ class EmbeddedBackend(Backend):
         ids = tokens.encoded.ids
         count_template(call.report, len(ids))
         sampling = capped(parameters.sampling(room.defaults), prompt=len(ids), limit=room.limit)
+        decided = self._decided(room, call, tokens) if policy.mode in ("reuse", "blend") else None
         request = GenerationRequest(
             ids=ids,
             sampling=sampling,
             grammar=grammar,
-            reuse=self._reused(room, call, tokens) if policy.mode in ("reuse", "blend") else None,
+            reuse=None if decided is None else decided.reuse,
             namespace=call.tenant,
             prefix_cache=policy.mode != "off",
             request_id=call.request_id,
         )
-        return Ready.of([request], n=parameters.n)
+        finished = partial(room.control.finished, decided=decided)
+        return Ready.of([request], n=parameters.n, finished=finished)
 
-    def _reused(self, room: "EngineRoom", call: Call, tokens: "Tokens") -> "Reuse | None":
-        """Look up what is stored; what is missing, or could be better, is computed in the background for next time."""
+    def _decided(self, room: "EngineRoom", call: Call, tokens: "Tokens") -> "Decided | None":
+        """Look up what is stored where that may pay, and take what is fastest; what is missing, or could be better, is
+        computed in the background for next time."""
         from .reusing import reused
 
         began = time.perf_counter()
-        own = self._salts().tenant(call.tenant)
-        found = reused(room, call.prompt, tokens, call.policy.reuse, salt=partial(self._salt, call), own=own)
+        own, retrieve, ids = self._salts().tenant(call.tenant), call.policy.retrieve, tokens.encoded.ids
+        about = {"tenant": call.tenant, "collection": "" if retrieve is None else retrieve.collection}
+        found = reused(
+            room,
+            call.prompt,
+            tokens,
+            call.policy.reuse,
+            salt=partial(self._salt, call),
+            own=own,
+            promising=lambda places: room.control.promising(ids, places, call.policy, **about),
+        )
         for salt, plan in found.plans:
             if wanted := plan.misses + plan.poorer:
                 self._in_background(partial(room.reuser.warm, wanted, anchor=plan.anchor, salt=salt))
@@ -248,18 +268,18 @@ class EmbeddedBackend(Backend):
             self._in_background(partial(room.reuser.warm, found.fresh, salt=own))
         if room.reuser.finder.stale(own):
             self._in_background(partial(room.reuser.finder.sync, own))
-        if found.note:
-            size = len(tokens.encoded.ids)
-            call.report.steps.append(
-                StepReport(
-                    name=call.policy.reuse.mode,
-                    ms=(time.perf_counter() - began) * 1000,
-                    tokens_before=size,
-                    tokens_after=size,
-                    note=found.note,
-                )
-            )
-        return found.reuse
+        if not found.wanted:
+            return None
+        if not found.looked_up:
+            call.report.steps.append(_reuse_step("untouched", tokens, began, note="stored KV would gain nothing"))
+            return None
+        room.control.loaded(found.hits, wanted=found.wanted, seconds=time.perf_counter() - began)
+        decided = room.control.decided(ids, found.hits, found.reuse, call.policy, **about, again=found.again)
+        if decided.reuse is not None:
+            call.report.tiers.update(decided.tiers)
+        note = f"{found.note}; {decided.note}"
+        call.report.steps.append(_reuse_step(decided.choice.way, tokens, began, note=note, choice=decided.choice))
+        return decided
 
     def _salt(self, call: Call, segment: Segment) -> str:
         retrieve = call.policy.retrieve
@@ -282,8 +302,13 @@ class EmbeddedBackend(Backend):
         with self._lock:
             if self._room is None:
                 self._room = EngineRoom.open(
-                    self._spec, path=self._path(), store=self._store(), prefixes=self._prefixes
+                    self._spec,
+                    path=self._path(),
+                    store=self._store(),
+                    prefixes=self._prefixes,
+                    standings=self._standings,
                 )
+                self._room.control.start()
             return self._room
 
     def _in_background(self, job: Callable[[], object]) -> None:
@@ -291,6 +316,18 @@ class EmbeddedBackend(Backend):
             self._warmers.submit(job).add_done_callback(lambda done: _log(done, "warming chunks"))
         except Overloaded:
             return
+
+
+def _reuse_step(name: str, tokens: "Tokens", began: float, *, note: str, choice: "Choice | None" = None) -> StepReport:
+    size, predicted = len(tokens.encoded.ids), None if choice is None else choice.seconds
+    return StepReport(
+        name=name,
+        ms=(time.perf_counter() - began) * 1000,
+        tokens_before=size,
+        tokens_after=size,
+        predicted_ms=None if predicted is None else 1000 * predicted,
+        note=note,
+    )
 
 
 def _log(done: "asyncio.Task[Any] | Future[Any]", what: str) -> None:

@@ -3,6 +3,7 @@
 Imports torch, so that only a worker thread of a gateway with an embedded backend ever imports this file.
 """
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -17,20 +18,25 @@ from ...backend_engine.fitting import fitting_engine
 from ...backend_engine.grammar import Grammar
 from ...backend_engine.grammar.compiler import CompiledGrammar
 from ...backend_engine.loader import LoadedModel, load_model
+from ...backend_engine.model import Decoder
 from ...backend_engine.options import EngineOptions
 from ...backend_engine.params import SamplingDefaults, recommended
 from ...backend_engine.service import EngineService
 from ...backend_engine.tokenizer import ChatTokenizer, Encoded
-from ...backend_engine.types import GenerationRequest, SamplingParams
+from ...backend_engine.types import GenerationRequest, PrefillWork, SamplingParams
 from ...compressors.context import TokenScore
 from ...kv_reuse.anchors import FILLER, Anchor
 from ...kv_reuse.blend import Reuser
+from ...kv_reuse.calibration import measured
 from ...kv_reuse.cuts import Breaks, breaks_of
 from ...kv_reuse.store import ChunkStore
 from ...policies.schema import EmbeddedBackend
 from ...prompt import BadRequest, ConfigError, Prompt, Segment
 from ...rag.render import before_second
 from .generations import refuse_hopeless
+from .reuse_control import ReuseControl
+
+log = logging.getLogger(__name__)
 
 _WINDOW = 1024  # tokens that are scored in one piece
 _OVERLAP = 64  # of these, tokens that only give context
@@ -58,14 +64,23 @@ class EngineRoom:
     tokenizer: ChatTokenizer
     service: EngineService
     reuser: Reuser
+    control: ReuseControl
     limit: int
     defaults: SamplingDefaults
     _plain: Tokenizer
 
     @classmethod
-    def open(cls, spec: EmbeddedBackend, *, path: Path, store: ChunkStore, prefixes: Path | None = None) -> Self:
+    def open(
+        cls,
+        spec: EmbeddedBackend,
+        *,
+        path: Path,
+        store: ChunkStore,
+        prefixes: Path | None = None,
+        standings: Path | None = None,
+    ) -> Self:
         """Load the model and start its thread; takes seconds. ModelUnavailable or ConfigError where that is
-        impossible. `prefixes` is the folder of evicted prefixes.
+        impossible. `prefixes` is the folder of evicted prefixes, `standings` that of what blending was seen to lose.
         """
         if spec.threads is not None:
             torch.set_num_threads(spec.threads)
@@ -97,6 +112,9 @@ class EngineRoom:
                 sinks=[sink],
                 breaks=breaks_in(model.tokenizer),
                 device=device,
+            ),
+            control=ReuseControl(
+                service, fingerprint=model.fingerprint, folder=standings, measured=_measured(model.decoder)
             ),
             limit=min(engine.max_tokens, spec.context_limit or engine.max_tokens),
             defaults=defaults,
@@ -156,6 +174,14 @@ class EngineRoom:
         logprobs = self.service.run(request).prompt_logprobs
         assert logprobs is not None, "the engine was asked for prompt_logprobs"
         return logprobs.tolist()
+
+
+def _measured(decoder: Decoder) -> list[PrefillWork]:
+    try:
+        return measured(decoder)
+    except torch.OutOfMemoryError:
+        log.warning("the device has no memory to measure prefills now; the controller learns from what runs")
+        return []
 
 
 def device_of(spec: EmbeddedBackend) -> str:

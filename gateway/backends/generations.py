@@ -1,6 +1,6 @@
 """What one call asks of the engine, request by request, and what these came to: limits, sizes, usage."""
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -24,17 +24,27 @@ class Ready:
 
     requests: tuple[GenerationRequest, ...]
     n: int = 1
+    finished: Callable[[Result], object] = lambda result: None
     results: dict[int, Result] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, prompts: Sequence[GenerationRequest], *, n: int) -> "Ready":
-        """`n` choices for each prompt, each with a seed of its own that is the same whatever the other prompts are."""
+    def of(
+        cls,
+        prompts: Sequence[GenerationRequest],
+        *,
+        n: int,
+        finished: Callable[[Result], object] = lambda result: None,
+    ) -> "Ready":
+        """`n` choices for each prompt, each with a seed of its own that is the same whatever the other prompts are.
+
+        `finished` is told the result of each prompt's first choice.
+        """
         seeded = (
             replace(request, sampling=replace(request.sampling, seed=choice_seed(request.sampling.seed, index)))
             for request in prompts
             for index in range(n)
         )
-        return cls(requests=tuple(seeded), n=n)
+        return cls(requests=tuple(seeded), n=n, finished=finished)
 
     def usage(self) -> Usage:
         """As it is billed: each prompt once, the tokens of all choices.
@@ -56,6 +66,7 @@ class Ready:
             report.loaded += result.loaded_tokens
             report.reused += result.reused_tokens
             report.recomputed += result.recomputed_tokens
+            self.finished(result)
 
 
 async def deltas(service: "EngineService", ready: Ready, index: int, report: Report) -> AsyncGenerator[Delta, None]:

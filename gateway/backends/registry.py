@@ -30,6 +30,7 @@ def _make(policy_set: PolicySet, rooms: Rooms, name: str) -> Backend:
             store=rooms.store,
             salts=rooms.salts,
             prefixes=policy_set.prefix_cache_path(spec),
+            standings=policy_set.kv_cache_path if policy_set.kv_cache.disk else None,
         )
     from .openai import UpstreamBackend
 

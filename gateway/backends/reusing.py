@@ -4,11 +4,14 @@ Imports torch, as engine_room.py does.
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from ...backend_engine.types import Reuse
-from ...kv_reuse.blend import ReusePlan
+from ...kv_reuse.blend import ReusePlan, SpanHit
+from ...kv_reuse.finding import Span
+from ...kv_reuse.index import Match
 from ...kv_reuse.selectors import Repair, make_repair
 from ...policies.schema import ReuseSpec
 from ...prompt import Kind, Prompt, Segment
@@ -21,66 +24,107 @@ _LONG_QUESTION = 600  # characters; beyond it, a message that shows no documents
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reused:
-    """What the engine is given; for each salt what was found, and what is to be computed for next time, after which
-    anchor. `fresh` is text that was not known as chunks, under the salt `own`."""
+    """What may be given to the engine; for each salt what was found, and what is to be computed for next time, after
+    which anchor. `fresh` is text that was not known as chunks, under the salt `own`. `wanted` tokens could have been
+    stored; they were `looked_up`, or not worth it. `again` looks the same up once more.
+    """
 
     reuse: Reuse | None
     plans: tuple[tuple[str, ReusePlan], ...]
+    again: Callable[[], Reuse | None]
     fresh: tuple[tuple[int, ...], ...] = ()
     own: str = ""
+    wanted: int = 0
+    looked_up: bool = True
+
+    @property
+    def hits(self) -> tuple[SpanHit, ...]:
+        """Of all salts, by their places."""
+        return tuple(sorted(hit for _, plan in self.plans for hit in plan.hits))
 
     @property
     def note(self) -> str:
-        """What was found, by tier, and what was missed, for the report; empty where there was nothing to look for."""
-        tiers = Counter(hit.tier for _, plan in self.plans for hit in plan.hits)
+        """What was found, by tier, and what was missed, for the report."""
+        tiers = Counter(hit.tier for hit in self.hits)
         missing = sum(len(plan.misses) for _, plan in self.plans) + len(self.fresh)
-        if not tiers and not missing:
-            return ""
         by_tier = ", ".join(f"{count} from {tier}" for tier, count in sorted(tiers.items()))
         return f"{tiers.total()} chunks loaded{by_tier and f' ({by_tier})'}, {missing} missing"
 
 
 def reused(
-    room: EngineRoom, prompt: Prompt, tokens: Tokens, policy: ReuseSpec, *, salt: Callable[[Segment], str], own: str
+    room: EngineRoom,
+    prompt: Prompt,
+    tokens: Tokens,
+    policy: ReuseSpec,
+    *,
+    salt: Callable[[Segment], str],
+    own: str,
+    promising: Callable[[Sequence[Span]], bool],
 ) -> Reused:
     """What of a chat is stored, placed where it is needed: the encoded chunks under their segments' salts, and whatever
-    of the other text is found under the salt `own`.
+    of the other text is found under the salt `own`; nothing where these places are not `promising`.
 
     What the user asks at the end is always computed: its meaning is in what stands before it.
     """
     ids = tokens.encoded.ids
-    spans: dict[str, list[tuple[int, int]]] = {own: []}
+    spans: dict[str, list[Span]] = {own: []}
     for start, length, mark in tokens.encoded.spans:
         spans.setdefault(salt(tokens.segments[mark]), []).append((start, length))
     taken = [(start, length) for start, length, _ in tokens.encoded.spans]
     until = max(0, len(ids) - max(_LAST, room.tokenizer.count(asked_last(prompt)) + _BEHIND))
     least, finder = policy.min_chunk_tokens, room.reuser.finder
     found = finder.find(ids, salt=own, least=least, taken=taken, until=until)
-    repair = make_repair(policy.selector) if policy.mode == "blend" else Repair()
-    plans = {
-        one: room.reuser.plan(
-            ids,
-            places,
-            mode=policy.mode,
-            ratio=policy.ratio,
-            repair=repair,
-            salt=one,
-            found=found if one == own else (),
-        )
-        for one, places in spans.items()
-    }
-    covered = [*taken, *((hit.start, hit.tokens) for hit in plans[own].hits)]
+    places = sorted([*taken, *((match.start, match.length) for match in found)])
+    looked_up = bool(places) and promising(places)
+    plan_all = partial(_plans, room, ids, spans, policy, found={own: found})
+    plans = plan_all() if looked_up else {}
+    known = plans[own].hits if looked_up else ()
     fresh = finder.fresh(
         ids,
         salt=own,
-        covered=covered,
+        covered=[*taken, *((hit.start, hit.tokens) for hit in known)] if looked_up else places,
         least=least,
         until=until,
         sights=policy.learn_after,
         most=policy.learn_tokens,
     )
-    given = joined([plan.reuse for plan in plans.values() if plan.reuse is not None])
-    return Reused(reuse=given, plans=tuple(plans.items()), fresh=tuple(fresh), own=own)
+    return Reused(
+        reuse=_given(plans),
+        plans=tuple(plans.items()),
+        again=lambda: _given(plan_all()),
+        fresh=tuple(fresh),
+        own=own,
+        wanted=sum(length for _, length in places) + sum(map(len, fresh)),
+        looked_up=looked_up or not places,
+    )
+
+
+def _plans(
+    room: EngineRoom,
+    ids: Sequence[int],
+    spans: Mapping[str, Sequence[Span]],
+    policy: ReuseSpec,
+    *,
+    found: Mapping[str, Sequence[Match]],
+) -> dict[str, ReusePlan]:
+    """By salt. Loads what is stored."""
+    repair = make_repair(policy.selector) if policy.mode == "blend" else Repair()
+    return {
+        salt: room.reuser.plan(
+            ids,
+            places,
+            mode=policy.mode,
+            ratio=policy.least_ratio,
+            repair=repair,
+            salt=salt,
+            found=found.get(salt, ()),
+        )
+        for salt, places in spans.items()
+    }
+
+
+def _given(plans: Mapping[str, ReusePlan]) -> Reuse | None:
+    return joined([plan.reuse for plan in plans.values() if plan.reuse is not None])
 
 
 def asked_last(prompt: Prompt) -> str:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ...kv_reuse import ChunkStore
+    from ...kv_reuse.gate import Interval
     from ...policies import EmbeddedBackend, PolicySet
 
 app = typer.Typer(help="Stored KV of chunks.", no_args_is_help=True)
@@ -19,7 +20,7 @@ app = typer.Typer(help="Stored KV of chunks.", no_args_is_help=True)
 
 @app.command()
 def status(config: Config = None) -> None:
-    """Show where the store lies, how many chunks it holds, and how full it is."""
+    """Show where the store lies, how many chunks it holds, how full it is, and what blends were seen to lose."""
     from rich.table import Table
 
     from ...policies import PolicySet
@@ -35,6 +36,7 @@ def status(config: Config = None) -> None:
             tier.tier, str(tier.entries), size(tier.bytes), size(tier.budget), f"{tier.bytes / tier.budget:.0%}"
         )
     out().print(table)
+    _show_blends(policies.kv_cache_path)
 
 
 @app.command()
@@ -103,6 +105,27 @@ def forgotten(policies: "PolicySet", collection: str, texts: "Sequence[str]") ->
             space = KeySpace(fingerprint, salt)
             for ids in chunks:
                 store.delete(space.key(ids))
+
+
+def _show_blends(folder: Path) -> None:
+    from rich.table import Table
+
+    from ...kv_reuse.gate import load_standings
+
+    table = Table("model", "collection", "checks", "KL, nats (95 %)", "agreement (95 %)", "blending", box=None)
+    for path in sorted(folder.glob("blends-*.json")):
+        model = path.stem.removeprefix("blends-")
+        for name, one in sorted(load_standings(path).items()):
+            state = "off" if one.off else f"at least {one.least:.0%}" if one.least else "by policy"
+            table.add_row(
+                model, name or "(sent by clients)", str(one.checked), _shown(one.kl), _shown(one.agreement), state
+            )
+    if table.row_count:
+        out().print(table)
+
+
+def _shown(interval: "Interval | None") -> str:
+    return "-" if interval is None else f"{interval.mean:.3f} ({interval.low:.3f} to {interval.high:.3f})"
 
 
 def _embedded(policies: "PolicySet") -> "dict[str, EmbeddedBackend]":

@@ -99,7 +99,7 @@ def _steps(policy: "Policy") -> str:
     steps = [f"retrieve {policy.retrieve.collection}"] if policy.retrieve else []
     steps += [f"{spec.use} {spec.target_rate:.2f}" if spec.target_rate else spec.use for spec in policy.compress]
     reuse = policy.reuse
-    steps.append(f"blend {reuse.ratio:.0%}" if reuse.mode == "blend" else f"kv {reuse.mode}")
+    steps.append(f"blend {reuse.least_ratio:.0%}" if reuse.mode == "blend" else f"kv {reuse.mode}")
     return ", ".join(steps)
 
 

@@ -101,7 +101,7 @@ def test_presets() -> None:
     for name in ("off", "lossless", "balanced", "aggressive", "rag"):
         assert name in listed
     rag = yaml.safe_load(CliRunner().invoke(app, ["presets", "rag"]).stdout)
-    assert rag["rag"]["reuse"] == {"mode": "blend", "ratio": 0.15}
+    assert rag["rag"]["reuse"] == {"mode": "blend", "ratio": "auto"}
     assert CliRunner().invoke(app, ["presets", "nope"]).exit_code != 0
 
 

@@ -1,0 +1,167 @@
+"""Whether stored KV is used for a request, by what was measured on this machine and by what the gate allows.
+
+The controller knows time, the gate knows loss; here they meet a policy. Blocking; imports torch.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from ...backend_engine.service import EngineService
+from ...backend_engine.types import PrefillWork, Result, Reuse
+from ...kv_reuse.blend import SpanHit
+from ...kv_reuse.checking import Check, Checker
+from ...kv_reuse.controller import Choice, Controller, Way
+from ...kv_reuse.gate import LADDER, Bounds, Gate, Standing, gate_file
+from ...kv_reuse.selectors import Repair, make_repair
+from ...kv_reuse.work import Counter as WorkCounter
+from ...kv_reuse.work import Prompt
+from ...policies.schema import Policy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decided:
+    """What the engine is given, what was predicted for it, and the tokens that each tier had."""
+
+    reuse: Reuse | None
+    choice: Choice
+    tiers: Mapping[str, int] = field(default_factory=dict)
+    check: Check | None = None
+
+    @property
+    def note(self) -> str:
+        """For a person."""
+        choice = self.choice
+        way = f"{choice.way} at {choice.ratio:.0%}" if choice.way is Way.BLEND else str(choice.way)
+        if choice.seconds is None or choice.full_seconds is None:
+            return f"{way}, not predicted yet"
+        return f"{way}, predicted {1000 * choice.seconds:.0f} ms of {1000 * choice.full_seconds:.0f} ms"
+
+
+class ReuseControl:
+    """Of one engine. `folder` is where the gate's standings are kept; None: they end with the process.
+
+    `measured` prefills are what is known before anything has run.
+    """
+
+    def __init__(
+        self, service: EngineService, *, fingerprint: str, folder: Path | None, measured: Iterable[PrefillWork] = ()
+    ) -> None:
+        engine = service.engine
+        self._service = service
+        self.controller = Controller(
+            WorkCounter(layers=engine.model.spec.layers, step_tokens=engine.options.step_tokens)
+        )
+        self.controller.calibrate(measured)
+        self.gate = Gate(None if folder is None else gate_file(folder, fingerprint))
+        self._checker = Checker(service, self.gate)
+
+    def start(self) -> None:
+        """Begin to check."""
+        self._checker.start()
+
+    def close(self) -> None:
+        self._checker.close()
+
+    def promising(
+        self,
+        ids: Sequence[int],
+        spans: Sequence[tuple[int, int]],
+        policy: Policy,
+        *,
+        tenant: str,
+        collection: str,
+    ) -> bool:
+        """Whether to look stored KV up at all for chunks at these places; where blending is off, for a check only."""
+        reuse = policy.reuse
+        if reuse.mode not in ("reuse", "blend"):
+            return False
+        if reuse.mode == "blend" and self.gate.least(collection) is None:
+            return self.gate.sampled(_bounds(policy))
+        prompt = self._prompt(ids, spans, tenant)
+        return self.controller.promising(prompt, mode=reuse.mode, ratio=reuse.least_ratio, repair=_repair(policy))
+
+    def decided(
+        self,
+        ids: Sequence[int],
+        hits: Sequence[SpanHit],
+        reuse: Reuse | None,
+        policy: Policy,
+        *,
+        tenant: str,
+        collection: str,
+        again: Callable[[], Reuse | None],
+    ) -> Decided:
+        """The way for a prompt of which `hits` were loaded as `reuse`; `again` does that once more, for a check."""
+        prompt = self._prompt(ids, [(hit.start, hit.tokens) for hit in hits], tenant)
+        least = self.gate.least(collection) if policy.reuse.mode == "blend" else 0.0
+        if reuse is None or least is None:
+            choice = self.controller.full(prompt)
+        else:
+            choice = self.controller.choose(
+                prompt,
+                mode=policy.reuse.mode,
+                ratio=max(policy.reuse.least_ratio, least),
+                repair=_repair(policy),
+                more=policy.reuse.ratio == "auto",
+            )
+        checked = LADDER[-1] if least is None else choice.ratio if choice.way is Way.BLEND else None
+        bounds, check = _bounds(policy), None
+        if reuse is not None and checked is not None and (least is None or self.gate.sampled(bounds)):
+            check = Check(
+                ids=tuple(ids),
+                again=lambda: _with_ratio(again(), checked),
+                reused=sum(span.kv.tokens for span in reuse.spans),
+                collection=collection,
+                bounds=bounds,
+            )
+        taken = reuse is not None and choice.way in (Way.REUSE, Way.BLEND)
+        return Decided(
+            reuse=_with_ratio(reuse, choice.ratio) if taken else None,
+            choice=choice,
+            tiers=tokens_by_tier(hits),
+            check=check,
+        )
+
+    def loaded(self, hits: Sequence[SpanHit], *, wanted: int, seconds: float) -> None:
+        """What a lookup of chunks with `wanted` tokens found, and how long it and moving that took."""
+        self.controller.loaded(tokens_by_tier(hits), wanted=wanted, seconds=seconds)
+
+    def finished(self, result: Result, decided: Decided | None = None) -> None:
+        """A request has ended: compare with what was predicted, and have it checked if it was drawn."""
+        self.controller.ran(result.work, None if decided is None else decided.choice)
+        if decided is not None and decided.check is not None:
+            self._checker.offer(decided.check)
+
+    def readings(self) -> dict[str, float]:
+        """The controller's gauges by name."""
+        return self.controller.readings()
+
+    def standings(self) -> dict[str, Standing]:
+        """The gate's, by collection."""
+        return self.gate.standings()
+
+    def _prompt(self, ids: Sequence[int], spans: Sequence[tuple[int, int]], tenant: str) -> Prompt:
+        prefix = self._service.known_tokens(ids, namespace=tenant)
+        return Prompt(tokens=len(ids), prefix=prefix, spans=tuple(spans))
+
+
+def tokens_by_tier(hits: Sequence[SpanHit]) -> dict[str, int]:
+    """How many tokens each tier had."""
+    tokens = Counter[str]()
+    for hit in hits:
+        tokens[hit.tier] += hit.tokens
+    return dict(sorted(tokens.items()))
+
+
+def _repair(policy: Policy) -> Repair:
+    return make_repair(policy.reuse.selector) if policy.reuse.mode == "blend" else Repair()
+
+
+def _bounds(policy: Policy) -> Bounds:
+    return Bounds(policy.quality.sample, policy.quality.max_kl, policy.quality.min_agreement)
+
+
+def _with_ratio(reuse: Reuse | None, ratio: float) -> Reuse | None:
+    return None if reuse is None else replace(reuse, ratio=ratio)

@@ -1,0 +1,197 @@
+"""Which way a prompt is served: full prefill, chunks as stored, or a blend, whichever is predicted to be first.
+
+Knows only time. What a way loses is the gate's business (gate.py), which bounds the ratio from below.
+"""
+
+import math
+import threading
+from collections import Counter as Tally
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from statistics import median
+
+from ..backend_engine.types import PrefillWork
+from .costs import Fit
+from .gate import LADDER
+from .selectors import Repair
+from .work import Counter, Prompt, Work
+
+_GAIN = 0.92  # of full prefill's time: what is predicted to gain less may lose
+_FREE = 1.05  # of the least ratio's time: more rows for this are taken for the answers' sake
+_LEARNED = 0.15  # the weight of one request in a way's correction
+_FORGOTTEN = 0.02  # of a way's correction, each time that another way is taken: else one bad case would end it
+_FARTHEST = math.log(10.0)
+_KEPT = 64
+
+
+class Way(StrEnum):
+    """`UNTOUCHED`: too short for stored KV even to be looked up."""
+
+    UNTOUCHED = "untouched"
+    FULL = "full"
+    REUSE = "reuse"
+    BLEND = "blend"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """A way, and predictions of the seconds that the engine computes: this way, and a full prefill.
+
+    None: nothing was measured yet.
+    """
+
+    way: Way
+    ratio: float = 0.0
+    seconds: float | None = None
+    full_seconds: float | None = None
+
+
+class Controller:
+    """Predicts by what was measured on this machine, and corrects itself by what came true. For any thread."""
+
+    def __init__(self, counter: Counter) -> None:
+        self._counter = counter
+        self._prefill = Fit()
+        self._load = Fit()
+        self._mix: dict[str, float] = {}  # the share of looked up tokens that each tier had
+        self._drifts = {way: _Drift() for way in Way}
+        self._taken = Tally[Way]()
+        self._lock = threading.Lock()
+
+    def calibrate(self, measured: Iterable[PrefillWork]) -> None:
+        """Begin with what calibration.py measured."""
+        for work in measured:
+            self._prefill.pin(_quantities(work), work.seconds)
+
+    def promising(self, prompt: Prompt, *, mode: str, ratio: float, repair: Repair) -> bool:
+        """Whether it would pay if the KV of all spans were stored where most was found lately; yes if nobody knows."""
+        best = self._best(prompt, mode=mode, ratio=ratio, repair=repair)
+        tokens = sum(length for _, length in prompt.spans)
+        with self._lock:
+            mix = dict(self._mix)
+        found = sum(mix.values())
+        quantities = {tier: tokens * share / found for tier, share in mix.items()} if found else {}
+        pays = _gains(best, spent=self._load.seconds({"lookups": 1.0, **quantities}) or 0.0)
+        if not pays:
+            with self._lock:
+                self._count(Way.UNTOUCHED)
+        return pays
+
+    def choose(self, prompt: Prompt, *, mode: str, ratio: float, repair: Repair, more: bool = False) -> Choice:
+        """The way for a prompt whose `spans` are loaded: what that took is spent.
+
+        In mode "blend" the share `ratio` is recomputed; with `more`, the highest that takes hardly longer than it.
+        """
+        choice = self._best(prompt, mode=mode, ratio=ratio, repair=repair, more=more)
+        if not prompt.left or not _gains(choice):
+            choice = Choice(way=Way.FULL, seconds=choice.full_seconds, full_seconds=choice.full_seconds)
+        with self._lock:
+            self._count(choice.way)
+        return choice
+
+    def full(self, prompt: Prompt) -> Choice:
+        """A full prefill whatever it takes, for requests that may not use stored KV."""
+        seconds = self._predicted(Way.FULL, self._counter.full(prompt))
+        with self._lock:
+            self._count(Way.FULL)
+        return Choice(way=Way.FULL, seconds=seconds, full_seconds=seconds)
+
+    def loaded(self, tokens: Mapping[str, int], *, wanted: int, seconds: float) -> None:
+        """A lookup of chunks with `wanted` tokens found so many in each tier, and moved them to their places."""
+        self._load.add({"lookups": 1.0, **{tier: float(count) for tier, count in tokens.items()}}, seconds)
+        with self._lock:
+            for tier in {*self._mix, *tokens}:
+                before, now = self._mix.get(tier, 0.0), tokens.get(tier, 0) / max(1, wanted)
+                self._mix[tier] = before + _LEARNED * (now - before)
+
+    def ran(self, work: PrefillWork, choice: Choice | None = None) -> None:
+        """A prefill has run; `choice` is what was predicted for it."""
+        if not work.rows:
+            return
+        if choice is None or choice.way is Way.FULL:  # where rows are scattered, the way's correction learns from them
+            self._prefill.add(_quantities(work), work.seconds)
+        if choice is not None and choice.seconds:
+            with self._lock:
+                self._drifts[choice.way].add(predicted=choice.seconds, real=work.seconds)
+
+    def readings(self) -> dict[str, float]:
+        """Gauges by name: how often each way was taken, and how near its predictions come."""
+        with self._lock:
+            found = {f"reuse_decided_{way}": float(self._taken[way]) for way in Way}
+            for way in (Way.FULL, Way.REUSE, Way.BLEND):
+                found |= {f"reuse_{name}_{way}": value for name, value in self._drifts[way].readings().items()}
+        names = {"rows": "reuse_cost_row_s", "steps": "reuse_cost_step_s", "pairs": "reuse_cost_pair_s"}
+        found |= {names[name]: cost for name, cost in self._prefill.costs().items()}
+        loads = self._load.costs()
+        return found | {f"reuse_cost_load_{tier}_s": cost for tier, cost in loads.items() if tier != "lookups"}
+
+    def _best(self, prompt: Prompt, *, mode: str, ratio: float, repair: Repair, more: bool = False) -> Choice:
+        full = self._predicted(Way.FULL, self._counter.full(prompt))
+        if mode == "reuse":
+            seconds = self._predicted(Way.REUSE, self._counter.reused(prompt))
+            return Choice(way=Way.REUSE, seconds=seconds, full_seconds=full)
+
+        def blended(share: float) -> float | None:
+            return self._predicted(Way.BLEND, self._counter.reused(prompt, ratio=share, repair=repair))
+
+        seconds = blended(ratio)
+        if more and seconds is not None:
+            higher = [(step, blended(step)) for step in LADDER if step > ratio]
+            free = [(step, took) for step, took in higher if took is not None and took <= _FREE * seconds]
+            ratio, seconds = free[-1] if free else (ratio, seconds)
+        return Choice(way=Way.BLEND, ratio=ratio, seconds=seconds, full_seconds=full)
+
+    def _predicted(self, way: Way, work: Work) -> float | None:
+        seconds = self._prefill.seconds(work.quantities())
+        with self._lock:
+            return None if seconds is None else seconds * self._drifts[way].factor
+
+    def _count(self, taken: Way) -> None:
+        self._taken[taken] += 1
+        for way, drift in self._drifts.items():
+            if way is not taken:
+                drift.forget()
+
+
+def _gains(choice: Choice, *, spent: float = 0.0) -> bool:
+    """Whether a way is predicted to be faster than a full prefill, `spent` seconds included; yes while nobody knows."""
+    if choice.seconds is None or choice.full_seconds is None:
+        return True
+    return choice.seconds + spent < _GAIN * choice.full_seconds
+
+
+class _Drift:
+    """How far a way's predictions are off."""
+
+    def __init__(self) -> None:
+        self._log = 0.0
+        self._errors: deque[float] = deque(maxlen=_KEPT)
+        self._predicted = self._real = 0.0
+
+    @property
+    def factor(self) -> float:
+        return math.exp(self._log)
+
+    def add(self, *, predicted: float, real: float) -> None:
+        self._predicted += predicted
+        self._real += real
+        self._errors.append(abs(real / predicted - 1.0))
+        off = max(-_FARTHEST, min(_FARTHEST, math.log(max(real, 1e-9) / predicted)))
+        self._log = max(-_FARTHEST, min(_FARTHEST, self._log + _LEARNED * off))
+
+    def forget(self) -> None:
+        self._log *= 1.0 - _FORGOTTEN
+
+    def readings(self) -> dict[str, float]:
+        return {
+            "predicted_s": self._predicted,
+            "real_s": self._real,
+            "correction": self.factor,
+            "error": median(self._errors) if self._errors else 0.0,
+        }
+
+
+def _quantities(work: PrefillWork) -> dict[str, float]:
+    return {"steps": work.steps, "rows": float(work.rows), "pairs": float(work.pairs)}
