@@ -12,6 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .rope import rotate
+from .span_rows import SpanRows
+
+LayerKV = tuple[Tensor, Tensor]
+"""A layer's keys and values in the pool, each [slots, kv_heads, head_dim]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +62,11 @@ class FusedOps(Protocol):
         """As `rotated`; keys and values go to `slots` of a layer of the pool, queries [rows, heads, dim] come back."""
         ...
 
-    def placed(self, kv: Tensor, cos: Tensor, sin: Tensor, slots: Tensor, k: Tensor, v: Tensor) -> None:
-        """Keys turned by `Rope.turn`, and values as they are, go to `slots` of a layer of the pool.
+    def placed(self, rows: SpanRows, layer: int, turn: tuple[Tensor, Tensor], slots: Tensor, pool: LayerKV) -> None:
+        """A layer's keys of `rows`, turned, and its values go to `slots` of the layer of the pool.
 
-        `kv` is [2, rows, kv_heads, dim], keys first; `cos`, `sin` are float32 [rows, 1, dim].
+        `turn` is `Rope.turn` of the rows. With kernels the rows are read while the device's stream gets there: until
+        then they must stay.
         """
         ...
 
@@ -100,9 +105,10 @@ class TorchOps:
         v.index_copy_(0, slots, fresh_v)
         return q
 
-    def placed(self, kv: Tensor, cos: Tensor, sin: Tensor, slots: Tensor, k: Tensor, v: Tensor) -> None:
-        k.index_copy_(0, slots, rotate(kv[0].float(), cos, sin).to(k.dtype))
-        v.index_copy_(0, slots, kv[1].to(v.dtype))
+    def placed(self, rows: SpanRows, layer: int, turn: tuple[Tensor, Tensor], slots: Tensor, pool: LayerKV) -> None:
+        k, v = rows.layer(layer)
+        pool[0].index_copy_(0, slots, rotate(k.float(), *turn).to(k.dtype))
+        pool[1].index_copy_(0, slots, v)
 
     def gated(self, gate_up: Tensor, activation: str) -> Tensor:
         gate, up = gate_up.chunk(2, dim=-1)

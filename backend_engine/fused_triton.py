@@ -11,10 +11,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .fused import HeadTurn, TorchOps
+from .fused import HeadTurn, LayerKV, TorchOps
+from .span_rows import SpanRows
 
 _HEADS = 8  # that one program rotates
 _COLUMNS = 1024  # that one program multiplies
+# Programs that read stored rows, and rows of each at a time: enough bytes on their way to fill the bus to the host's
+# memory, and few enough to leave the card to the step beside them.
+_PLACERS, _PLACED_ROWS = 48, 4
 
 
 class TritonOps(TorchOps):
@@ -54,19 +58,20 @@ class TritonOps(TorchOps):
             )
         return q
 
-    def placed(self, kv: Tensor, cos: Tensor, sin: Tensor, slots: Tensor, k: Tensor, v: Tensor) -> None:
-        _, rows, heads, dim = kv.shape
+    def placed(self, rows: SpanRows, layer: int, turn: tuple[Tensor, Tensor], slots: Tensor, pool: LayerKV) -> None:
+        count, (k, v) = len(slots), pool
+        _, heads, dim = k.shape
         constants: dict[str, Any] = {
             "KV": heads,
-            "DIM": dim,
-            "DIM_PAD": triton.next_power_of_2(dim),
-            "HEADS": _HEADS,
-            "num_warps": 4,
+            "KV_PAD": triton.next_power_of_2(heads),
+            "HALF": dim // 2,
+            "HALF_PAD": triton.next_power_of_2(dim // 2),
+            "ROWS": _PLACED_ROWS,
+            "num_warps": 8,
         }
-        if rows:
-            _placed[(rows, triton.cdiv(heads, _HEADS))](
-                kv, kv.stride(0), k, v, slots, cos, sin, k.stride(0), **constants
-            )
+        if count:
+            grid = (min(_PLACERS, triton.cdiv(count, _PLACED_ROWS)),)
+            _placed[grid](rows.addresses, count, layer, k, v, slots, *turn, k.stride(0), **constants)
 
     def gated(self, gate_up: Tensor, activation: str) -> Tensor:
         rows, width = gate_up.shape
@@ -133,24 +138,35 @@ def _rotated_into(
 
 @triton.jit
 def _placed(
-    kv, values, k, v, slots, cos, sin, slot_stride,
-    KV: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr, HEADS: tl.constexpr,
+    addresses, rows, layer, k, v, slots, cos, sin, slot_stride,
+    KV: tl.constexpr, KV_PAD: tl.constexpr, HALF: tl.constexpr, HALF_PAD: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Some heads of one row: turn the key, store key and value at the row's slot. Values begin at `kv + values`."""
-    row = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
-    d = tl.arange(0, DIM_PAD)
-    partner = tl.where(d < DIM // 2, d + DIM // 2, d - DIM // 2)
-    here = (head < KV)[:, None] & (d < DIM)[None, :]
-    base = kv + (row * KV + head[:, None]) * DIM
-    x = tl.load(base + d[None, :], mask=here, other=0.0).to(tl.float32)
-    y = tl.load(base + partner[None, :], mask=here, other=0.0).to(tl.float32)
-    c = tl.load(cos + row * DIM + d, mask=d < DIM, other=0.0)[None, :]
-    s = tl.load(sin + row * DIM + d, mask=d < DIM, other=0.0)[None, :]
-    place = tl.load(slots + row) * slot_stride + head[:, None] * DIM + d[None, :]
-    tl.store(k + place, (x * c + y * s).to(k.dtype.element_ty), mask=here)
-    value = tl.load(base + values + d[None, :], mask=here, other=0.0)
-    tl.store(v + place, value.to(v.dtype.element_ty), mask=here)
+    """Rows in blocks, each program some: turn the keys, store keys and values at the rows' slots."""
+    head, d = tl.arange(0, KV_PAD)[None, :, None], tl.arange(0, HALF_PAD)[None, None, :]
+    at = head * 2 * HALF + d
+    for first in range(tl.program_id(0) * ROWS, rows, tl.num_programs(0) * ROWS):
+        row = first + tl.arange(0, ROWS)
+        live = row < rows
+        key = tl.load(addresses + row, mask=live, other=0)
+        value = tl.load(addresses + rows + row, mask=live, other=0)
+        key += layer * tl.load(addresses + 2 * rows + row, mask=live, other=0)
+        value += layer * tl.load(addresses + 3 * rows + row, mask=live, other=0)
+        here = live[:, None, None] & (head < KV) & (d < HALF)
+        keys = key.to(tl.pointer_type(k.dtype.element_ty))[:, None, None] + at
+        values = value.to(tl.pointer_type(v.dtype.element_ty))[:, None, None] + at
+        x = tl.load(keys, mask=here, other=0.0).to(tl.float32)
+        y = tl.load(keys + HALF, mask=here, other=0.0).to(tl.float32)
+        low = tl.load(values, mask=here, other=0.0)
+        high = tl.load(values + HALF, mask=here, other=0.0)
+        angle = row[:, None, None] * 2 * HALF + d
+        turned = live[:, None, None] & (d < HALF)
+        c = tl.load(cos + angle, mask=turned, other=0.0)
+        s = tl.load(sin + HALF + angle, mask=turned, other=0.0)
+        place = tl.load(slots + row, mask=live, other=0)[:, None, None] * slot_stride + at
+        tl.store(k + place, (x * c - y * s).to(k.dtype.element_ty), mask=here)
+        tl.store(k + place + HALF, (y * c + x * s).to(k.dtype.element_ty), mask=here)
+        tl.store(v + place, low, mask=here)
+        tl.store(v + place + HALF, high, mask=here)
 
 
 @triton.jit

@@ -10,6 +10,7 @@ from .fused import FusedOps, fused_ops
 from .model import Decoder
 from .pool import KVPool
 from .rope import LayerRopes
+from .span_rows import SpanRows
 from .tiers.base import Loads
 from .tiers.empty import NO_LOADS
 from .tiers.open import side_stream
@@ -32,8 +33,8 @@ class _Promised:
 class SpanLoader:
     """Brings spans into `pool`. For the engine's thread.
 
-    Copies and turns run on `stream`, each layer's just before a step gets to it: copying from pinned memory takes about
-    as long as computing the few rows that are recomputed, and issuing a long prompt's copies takes the host a while.
+    On `stream` one kernel a layer reads the rows from wherever they are and turns them, just before a step gets to that
+    layer: reading pinned memory takes about as long as computing the few rows that are recomputed.
     """
 
     def __init__(self, pool: KVPool, ropes: LayerRopes, ops: FusedOps, stream: SideStream) -> None:
@@ -42,6 +43,7 @@ class SpanLoader:
         self._ops = ops
         self._stream = stream
         self._promised: list[_Promised] = []
+        self._reading: list[_SpanLoads] = []
 
     def add(self, spans: tuple[ReusedSpan, ...], slots: Tensor, *, wanted: Callable[[], bool]) -> None:
         """Promise `spans` to the `slots` [tokens of all spans] int64, for whoever waits for the next `loads`.
@@ -52,13 +54,14 @@ class SpanLoader:
 
     def loads(self) -> Loads:
         """All that was promised since the last call."""
+        self._reading = [one for one in self._reading if not one.ended]
         promised, self._promised = [one for one in self._promised if one.wanted()], []
         if not promised:
             return NO_LOADS
-        spans = [span for one in promised for span in one.spans]
-        return _SpanLoads(
-            spans, torch.cat([one.slots for one in promised]), self._pool, self._ropes, self._ops, self._stream
-        )
+        spans, slots = [span for one in promised for span in one.spans], torch.cat([one.slots for one in promised])
+        loads = _SpanLoads(spans, slots, self._pool, self._ropes, self._ops, self._stream)
+        self._reading.append(loads)  # kernels read memory that nobody else may hold any more
+        return loads
 
 
 class _SpanLoads:
@@ -73,17 +76,21 @@ class _SpanLoads:
         ops: FusedOps,
         stream: SideStream,
     ) -> None:
-        self._spans = spans
         self._slots = slots
         self._pool = pool
         self._ops = ops
         self._stream = stream
         self._marks: list[Mark] = []
+        self._rows = SpanRows.readable((span.kv for span in spans), device=slots.device, dtype=pool.data.dtype)
         old = torch.cat([_places(span.start if span.position is None else span.position, span) for span in spans])
         new = torch.cat([_places(span.start, span) for span in spans])
         self._turns = ropes.turns(old.to(slots.device), new.to(slots.device))
         stream.follow()  # the slots were others', whose steps may still run
-        stream.run(self._reserve)
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing is read any more."""
+        return len(self._marks) == len(self._turns) and self._marks[-1].reached
 
     def wait(self, layer: int) -> None:
         self._begin(layer + 1 + _AHEAD)
@@ -93,23 +100,13 @@ class _SpanLoads:
         self._begin(len(self._turns))
         self._marks[-1].hold()
 
-    def _reserve(self) -> None:
-        """One layer's KV as it was stored. All layers take turns: the stream keeps them in order."""
-        shape = (2, len(self._slots), *self._spans[0].kv.k.shape[2:])
-        self._stored = torch.empty(shape, dtype=self._spans[0].kv.k.dtype, device=self._slots.device)
-
     def _begin(self, layers: int) -> None:
         for layer in range(len(self._marks), min(layers, len(self._turns))):
             self._stream.run(lambda layer=layer: self._bring(layer))
             self._marks.append(self._stream.mark())
 
     def _bring(self, layer: int) -> None:
-        at = 0
-        for span in self._spans:
-            for part, stored in zip((span.kv.k, span.kv.v), self._stored, strict=True):
-                stored[at : at + span.kv.tokens].copy_(part[layer], non_blocking=True)
-            at += span.kv.tokens
-        self._ops.placed(self._stored, *self._turns[layer], self._slots, *self._pool.layer(layer))
+        self._ops.placed(self._rows, layer, self._turns[layer], self._slots, self._pool.layer(layer))
 
 
 class SpanWriter:

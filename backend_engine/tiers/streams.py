@@ -18,6 +18,11 @@ class Mark(Protocol):
         """Block this thread until the mark is reached; from any thread."""
         ...
 
+    @property
+    def reached(self) -> bool:
+        """Whether `wait` would return at once."""
+        ...
+
 
 class SideStream(Protocol):
     """Runs copies in the order given, beside the engine's stream. For the engine's thread, marks apart."""
@@ -32,6 +37,8 @@ class SideStream(Protocol):
 
 
 class _Reached:
+    reached = True
+
     def hold(self) -> None:
         return
 

@@ -19,6 +19,10 @@ class _CudaMark:
     def wait(self) -> None:
         self._event.synchronize()
 
+    @property
+    def reached(self) -> bool:
+        return self._event.query()
+
 
 class CudaStream:
     """Copies between the pool and pinned memory are the work of the card's copy engines, not of its kernels."""

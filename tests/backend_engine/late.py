@@ -41,3 +41,7 @@ class LateMark:
 
     def wait(self) -> None:
         self.stream.reach(self.place)
+
+    @property
+    def reached(self) -> bool:
+        return self.stream.done >= self.place

@@ -6,6 +6,8 @@ import os
 import pytest
 import torch
 from promptsluice.backend_engine.fused import FusedOps, HeadTurn, TorchOps
+from promptsluice.backend_engine.span_rows import SpanRows
+from promptsluice.backend_engine.types import KVBlock
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 if DEVICE == "cpu":  # read when the kernels are first imported, which happens below
@@ -71,15 +73,26 @@ def test_rotated_into(triton_ops: FusedOps, heads: int, kv_heads: int, dim: int,
 
 @pytest.mark.parametrize(("heads", "dim"), [(2, 16), (9, 64), (4, 80)])
 def test_placed(triton_ops: FusedOps, heads: int, dim: int) -> None:
-    rows, slots = 5, 11
-    kv = torch.randn(2, rows + 2, heads, dim, device=DEVICE)[:, :rows]
-    cos, sin = torch.randn(2, rows, 1, dim, device=DEVICE)
-    places = torch.randperm(slots, device=DEVICE)[:rows]
-    pools = [torch.full((2, slots, heads, dim), 7.0, device=DEVICE) for _ in range(2)]
-    TorchOps().placed(kv, cos, sin, places, *pools[0])
-    triton_ops.placed(kv, cos, sin, places, *pools[1])
-    close(pools[1], pools[0])
-    assert torch.equal(pools[1][1, places], kv[1]) and (pools[1] == 7.0).all(-1).any()
+    """Blocks of any length lie anywhere: strided, on the device or in pinned memory of the host."""
+    layers, slots = 3, 300
+    k, v = torch.randn(2, layers, 131, heads, dim).to(DEVICE)
+    pinned = [torch.randn(layers, 70, heads, dim) for _ in range(2)]
+    if DEVICE == "cuda":
+        pinned = [part.pin_memory() for part in pinned]
+    both = torch.randn(layers, 2, 9, heads, dim)
+    blocks = KVBlock(k[:, :100], v[:, :100]), KVBlock(pinned[0], pinned[1]), KVBlock(both[:, 0], both[:, 1])
+    rows = SpanRows.readable(blocks, device=k.device, dtype=torch.float32)
+    turn = cos, sin = torch.randn(2, 179, 1, dim, device=DEVICE)
+    sin[..., : dim // 2] = -sin[..., dim // 2 :]
+    cos[..., : dim // 2] = cos[..., dim // 2 :]
+    places = torch.randperm(slots, device=DEVICE)[:179]
+    for layer in range(layers):
+        pools = [torch.full((2, slots, heads, dim), 7.0, device=DEVICE) for _ in range(2)]
+        TorchOps().placed(rows, layer, (turn[0], turn[1]), places, (pools[0][0], pools[0][1]))
+        triton_ops.placed(rows, layer, (turn[0], turn[1]), places, (pools[1][0], pools[1][1]))
+        close(pools[1], pools[0])
+        stored = torch.cat([block.v[layer].to(DEVICE) for block in blocks])
+        assert torch.equal(pools[1][1, places], stored) and (pools[1] == 7.0).all(-1).any()
 
 
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
