@@ -1,4 +1,4 @@
-"""The rows of reused spans, where a device's kernels can read them: in its memory, or in pinned memory of the host."""
+"""The rows of reused spans, where a device's kernels can read them: in its own memory or in pinned memory of the host."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -102,7 +102,7 @@ class Bench:
         size = sum(chunk.nbytes for chunk in self._stored) * 3
         with tempfile.TemporaryDirectory() as folder:
             budgets = {"ram": size} if tier == "RAM" else {"disk": size, "path": Path(folder)}
-            store = open_store(**budgets, pinned=self._model.decoder.device.type == "cuda")
+            store = open_store(**budgets, on=self._model.decoder.device.type)
             space = KeySpace(self._model.fingerprint, "")
             for chunk in self._stored:
                 assert store.put(space.key(chunk.ids), chunk), tier

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ..compressors.context import Count
 from ..policies import PolicySet
-from ..policies.schema import EmbeddedBackend, RetrieveSpec
+from ..policies.schema import RetrieveSpec
 from ..prompt import Prompt
 from .responses.kept import ResponseStore
 from .salts import Salts
@@ -81,20 +81,9 @@ class Rooms:
 
     @cached_property
     def _store(self) -> "ChunkStore":
-        from ..kv_reuse import open_store
+        from .stores import chunk_store
 
-        cache = self._policy_set.kv_cache
-        return open_store(
-            ram=cache.ram, disk=cache.disk, path=self._policy_set.kv_cache_path, pinned=self._feeds_a_card()
-        )
-
-    def _feeds_a_card(self) -> bool:
-        engines = [spec for spec in self._policy_set.backends.values() if isinstance(spec, EmbeddedBackend)]
-        if not engines:
-            return False
-        from .backends.engine_room import device_of
-
-        return any(device_of(spec) != "cpu" for spec in engines)
+        return chunk_store(self._policy_set)
 
     @cached_property
     def _embedder(self) -> "SentenceEmbedder":

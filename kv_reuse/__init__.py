@@ -15,13 +15,15 @@ if TYPE_CHECKING:
     from .ram import RamStore
     from .reposition import repositioned
     from .selectors import AUTO, ChunkHeads, KVDeviation, QueryAttention, Repair, make_repair, selector_names
+    from .shared import SharedStore, connect
     from .store import ChunkStore, EmptyStore, Listed, StoredChunk, TierStats
-    from .tiered import TieredStore, open_store
+    from .tiered import BackedStore, TieredStore, open_store
     from .warm import Prefiller, Warmer, WarmReport
 
 _LAZY = {
     "AUTO": ".selectors",
     "Anchors": ".anchors",
+    "BackedStore": ".tiered",
     "Catalogue": ".catalogue",
     "ChunkHeads": ".selectors",
     "ChunkIndex": ".index",
@@ -41,6 +43,7 @@ _LAZY = {
     "Repair": ".selectors",
     "ReusePlan": ".blend",
     "Reuser": ".blend",
+    "SharedStore": ".shared",
     "SpanHit": ".blend",
     "StoredChunk": ".store",
     "TierStats": ".store",
@@ -48,6 +51,7 @@ _LAZY = {
     "WarmReport": ".warm",
     "Warmer": ".warm",
     "breaks_of": ".cuts",
+    "connect": ".shared",
     "make_repair": ".selectors",
     "open_store": ".tiered",
     "repositioned": ".reposition",
@@ -58,6 +62,7 @@ __all__ = [
     "AUTO",
     "MODES",
     "Anchors",
+    "BackedStore",
     "Catalogue",
     "ChunkHeads",
     "ChunkIndex",
@@ -76,6 +81,7 @@ __all__ = [
     "Repair",
     "ReusePlan",
     "Reuser",
+    "SharedStore",
     "SpanHit",
     "StoredChunk",
     "TierStats",
@@ -83,6 +89,7 @@ __all__ = [
     "WarmReport",
     "Warmer",
     "breaks_of",
+    "connect",
     "make_repair",
     "open_store",
     "repositioned",

@@ -15,6 +15,7 @@ from .cuts import Breaks
 from .finding import Finder, Span
 from .index import Match
 from .keys import KeySpace
+from .recompute import prefill_flops
 from .reposition import repositioned, require_movable
 from .selectors import AUTO, Repair
 from .store import ChunkStore, StoredChunk, TierStats
@@ -93,6 +94,7 @@ class Reuser:
             store,
             fewest=min_tokens,
             most=spec.max_context,
+            flops=lambda tokens, before: prefill_flops(spec, tokens, before=before),
             on_stored=lambda ids, space: self.finder.know(ids, salt=space.salt),
         )
 

@@ -1,21 +1,22 @@
 """One chunk as bytes: the safetensors format with metadata that lets a reader trust nothing but what it checks.
 
 Tensors `k`, `v` [layers, tokens, kv_heads, head_dim] and `ids` int32 [tokens]. Metadata: format version, key, anchor,
-model fingerprint, token count, position of the first token, and the XXH3-128 checksum of all of these and the tensors'
-bytes.
+model fingerprint, token count, position of the first token, what computing it again takes, and the XXH3-128 checksum of
+all of these and the tensors' bytes.
 """
 
 import json
-from typing import BinaryIO
+import math
+import struct
+from typing import Any, BinaryIO
 
-import numpy as np
 import safetensors
 import safetensors.torch
 import torch
 import xxhash
 
 from ..backend_engine.types import KVBlock
-from .keys import FORMAT_VERSION, ChunkKey, ids_to_bytes
+from .keys import FORMAT_VERSION, ChunkKey, ids_from_bytes, ids_to_bytes
 from .store import StoredChunk
 
 _LONGEST_HEADER = 1 << 16
@@ -28,8 +29,8 @@ class DamagedChunk(Exception):
 def encode(key: ChunkKey, chunk: StoredChunk) -> bytes:
     """The whole file of a chunk."""
     ids = torch.frombuffer(bytearray(ids_to_bytes(chunk.ids)), dtype=torch.int32)
-    tensors = {"ids": ids, "k": chunk.kv.k.contiguous(), "v": chunk.kv.v.contiguous()}
-    metadata = _metadata(key, chunk.position)
+    tensors = {"ids": ids, "k": chunk.kv.k.to("cpu").contiguous(), "v": chunk.kv.v.to("cpu").contiguous()}
+    metadata = _metadata(key, chunk.position, chunk.flops)
     return safetensors.torch.save(tensors, metadata | {"checksum": _checksum(metadata, tensors)})
 
 
@@ -45,13 +46,14 @@ def decode(data: bytes, *, key: ChunkKey) -> StoredChunk:
     position = header.get("position", "")
     if not (position.isascii() and position.isdigit() and len(position) < 10):
         raise DamagedChunk(f"position is {position!r}")
-    expected = _metadata(key, int(position))
+    expected = _metadata(key, int(position), _flops(header))
     for name, value in expected.items():
         if header.get(name) != value:
             raise DamagedChunk(f"{name} is {header.get(name)!r}, not {value!r}")
     if set(tensors) != {"ids", "k", "v"} or header.get("checksum") != _checksum(expected, tensors):
         raise DamagedChunk("the checksum does not match the content")
-    return StoredChunk(tuple(tensors["ids"].tolist()), KVBlock(tensors["k"], tensors["v"]), int(position))
+    kv = KVBlock(tensors["k"], tensors["v"])
+    return StoredChunk(tuple(tensors["ids"].tolist()), kv, int(position), flops=_flops(header))
 
 
 def read_ids(handle: BinaryIO) -> tuple[int, ...]:
@@ -59,19 +61,45 @@ def read_ids(handle: BinaryIO) -> tuple[int, ...]:
 
     Not verified: that a key made of them is the file's name shows that they are right.
     """
+    header, end = _header(handle)
+    try:
+        first, last = header["ids"]["data_offsets"]
+        handle.seek(end + first)
+        return ids_from_bytes(handle.read(last - first))
+    except (ValueError, KeyError, TypeError, OverflowError, struct.error) as exc:
+        raise DamagedChunk(f"its token ids cannot be read ({exc})") from exc
+
+
+def read_flops(handle: BinaryIO) -> float:
+    """What computing the chunk again takes, not verified; raises DamagedChunk as above."""
+    metadata = _header(handle)[0].get("__metadata__")
+    return _flops(metadata if isinstance(metadata, dict) else {})
+
+
+def _header(handle: BinaryIO) -> tuple[dict[str, Any], int]:
+    """The JSON header of a safetensors file, and where it ends."""
     try:
         size = int.from_bytes(handle.read(8), "little")
         if size > _LONGEST_HEADER:
             raise ValueError(f"a header of {size} bytes")
-        place = json.loads(handle.read(size))["ids"]
-        begin, end = place["data_offsets"]
-        handle.seek(8 + size + begin)
-        return tuple(np.frombuffer(handle.read(end - begin), dtype="<i4").tolist())
-    except (ValueError, KeyError, TypeError, OverflowError) as exc:
-        raise DamagedChunk(f"its token ids cannot be read ({exc})") from exc
+        header = json.loads(handle.read(size))
+        if not isinstance(header, dict):
+            raise ValueError("the header is no object")
+    except ValueError as exc:
+        raise DamagedChunk(f"no header of a safetensors file ({exc})") from exc
+    return header, 8 + size
 
 
-def _metadata(key: ChunkKey, position: int) -> dict[str, str]:
+def _flops(metadata: dict[str, Any]) -> float:
+    """As `_metadata` writes it; 0 for whatever is not written so."""
+    try:
+        flops = float(metadata.get("flops", 0))
+    except (TypeError, ValueError):
+        return 0.0
+    return flops if 0 <= flops < math.inf else 0.0
+
+
+def _metadata(key: ChunkKey, position: int, flops: float) -> dict[str, str]:
     return {
         "format": f"promptsluice-chunk-{FORMAT_VERSION}",
         "key": key.digest,
@@ -79,6 +107,7 @@ def _metadata(key: ChunkKey, position: int) -> dict[str, str]:
         "fingerprint": key.fingerprint,
         "tokens": str(key.tokens),
         "position": str(position),
+        "flops": repr(float(flops)),
     }
 
 

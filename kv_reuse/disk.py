@@ -1,6 +1,6 @@
 """The disk tier: one safetensors file a chunk in a folder that several processes may share.
 
-The folder itself is the only state: file names are keys, modification times the LRU order, sizes the use of the budget.
+The folder itself is the only state: file names are keys, modification times the last uses, sizes the use of the budget.
 So a restart needs no index, and other processes' files count. There are no lock files; every race ends in a miss.
 """
 
@@ -11,16 +11,19 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from ..prompt.errors import ConfigError
-from .chunkfile import DamagedChunk, decode, encode, read_ids
+from .chunkfile import DamagedChunk, decode, encode, read_flops, read_ids
 from .keys import ChunkKey
+from .recompute import LOOKED_AT, Candidate, first_to_go
 from .store import ChunkStore, Listed, StoredChunk, TierStats
 
 log = logging.getLogger(__name__)
 
+_REMEMBERED = 1 << 16
 # The chunks of format 1 have no anchor in their names: they are never read, but count until they are evicted.
 _NAME = re.compile(r"[0-9a-f]{64}(-([0-9a-f]{64}|bare))?\.safetensors")
 _DIGITS = 64  # of a name, which begins with the chunk's digest
@@ -48,8 +51,17 @@ def _ids_in(path: Path) -> tuple[int, ...] | None:
         return None
 
 
+def _flops_in(path: Path) -> float:
+    """What computing a file's chunk again takes; 0 for what is of no use any more."""
+    try:
+        with path.open("rb") as handle:
+            return read_flops(handle)
+    except (OSError, DamagedChunk):
+        return 0.0
+
+
 class DiskStore(ChunkStore):
-    """Chunk files under `root`, at most `budget` bytes of them, least recently used out first.
+    """Chunk files under `root`, at most `budget` bytes of them; what saves least and was not used for long goes first.
 
     A file is written beside its place, synced, then renamed, so a reader sees all of it or nothing. One that is damaged
     or is not what its name says is logged, removed and a miss. When a write fails (full disk, no permission) the chunk
@@ -63,6 +75,7 @@ class DiskStore(ChunkStore):
         self._budget = budget
         self._write = write
         self._lock = threading.Lock()
+        self._flops: dict[str, float] = {}  # by file name, as far as they were compared
         self._in_flight = 0  # bytes of files that this process is writing
         self._hits = self._misses = self._evictions = self._corrupt = self._refused = 0
         try:
@@ -90,7 +103,7 @@ class DiskStore(ChunkStore):
         self._touch(path)
         with self._lock:
             self._hits += 1
-        return StoredChunk(chunk.ids, chunk.kv, chunk.position, tier="disk")
+        return replace(chunk, tier="disk")
 
     def put(self, key: ChunkKey, chunk: StoredChunk) -> bool:
         path = self._path(key)
@@ -168,14 +181,23 @@ class DiskStore(ChunkStore):
                 return False
             entries = sorted(self._scan())
             excess = sum(entry.size for entry in entries) + self._in_flight + size - self._budget
-            for entry in entries:
-                if excess <= 0:
-                    break
+            now = max(time.time_ns(), self._last_stamp)
+            while entries and excess > 0:
+                entry = first_to_go((entry, self._candidate(entry, now)) for entry in entries[:LOOKED_AT])
+                entries.remove(entry)
                 self._remove(entry.path)
                 self._evictions += 1
                 excess -= entry.size
             self._in_flight += size
             return True
+
+    def _candidate(self, entry: _Entry, now: int) -> Candidate:
+        name = entry.path.name
+        if name not in self._flops:
+            if len(self._flops) >= _REMEMBERED:
+                self._flops.clear()
+            self._flops[name] = _flops_in(entry.path)
+        return Candidate(now - entry.mtime_ns, self._flops[name], entry.size)
 
     def _release(self, size: int) -> None:
         with self._lock:

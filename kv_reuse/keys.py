@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 """Version of the key and of the file format; a new one makes every older entry a miss."""
 
 
@@ -64,3 +64,8 @@ def ids_to_bytes(ids: Sequence[int]) -> bytes:
     values = array("i", ids)
     assert values.itemsize == 4, f"a C int has {values.itemsize} bytes here"
     return struct.pack(f"<{len(values)}i", *values)
+
+
+def ids_from_bytes(raw: bytes) -> tuple[int, ...]:
+    """The token ids of `ids_to_bytes`."""
+    return struct.unpack(f"<{len(raw) // 4}i", raw)

@@ -1,33 +1,45 @@
-"""The RAM tier: a byte-budgeted LRU of chunks. Evictions go to a callback, which may spill them to a slower tier."""
+"""The tiers in memory, the host's or a device's: chunks within a byte budget.
+
+Evictions go to a callback, which may spill them to a slower tier.
+"""
 
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import count, islice
 
-from ..backend_engine.types import KVBlock
 from .keys import ChunkKey
+from .places import Host, Place
+from .recompute import LOOKED_AT, Candidate, first_to_go
 from .store import ChunkStore, Listed, StoredChunk, TierStats
+
+_HOST = Host()
 
 
 class RamStore(ChunkStore):
-    """Chunks in this process's memory, at most `budget` bytes of them, least recently used out first.
+    """Chunks in this process's memory, at most `budget` bytes of them; what saves least and was not used for long goes.
+
+    `place` is the memory that they are kept in (places.py), and counts their bytes.
 
     `on_evict(key, chunk)` is called for each chunk that leaves for want of room, on the thread whose `put` needed it,
     after the chunk has left and outside the lock, so it may take its time. Nothing survives the process.
-    `pinned`: in memory from which a GPU copies on its own; each tensor takes the next power of two of bytes there.
     """
 
     def __init__(
         self,
         budget: int,
         *,
+        tier: str = "ram",
+        place: Place = _HOST,
         on_evict: Callable[[ChunkKey, StoredChunk], object] | None = None,
-        pinned: bool = False,
     ) -> None:
         self._budget = budget
-        self._pinned = pinned
+        self._tier = tier
+        self._place = place
         self._on_evict = on_evict
+        self._used: dict[ChunkKey, int] = {}  # when, counted in uses
+        self._clock = count(1)
         self._chunks: OrderedDict[ChunkKey, StoredChunk] = OrderedDict()  # least recently used first
         self._lock = threading.Lock()
         self._bytes = self._hits = self._misses = self._evictions = self._refused = 0
@@ -40,17 +52,19 @@ class RamStore(ChunkStore):
                 return None
             self._hits += 1
             self._chunks.move_to_end(key)
+            self._used[key] = next(self._clock)
             return chunk
 
     def put(self, key: ChunkKey, chunk: StoredChunk) -> bool:
         fits = self._size(chunk) <= self._budget
-        held = replace(chunk, tier="ram", kv=self._held(chunk.kv)) if fits else None
+        held = replace(chunk, kv=self._place.held(chunk.kv), tier=self._tier) if fits else None
         with self._lock:
             self._drop(key)
             if held is None:
                 self._refused += 1
                 return False
             self._chunks[key] = held
+            self._used[key] = next(self._clock)
             self._bytes += self._size(held)
             evicted = self._make_room()
         if self._on_evict is not None:
@@ -75,7 +89,7 @@ class RamStore(ChunkStore):
         with self._lock:
             return (
                 TierStats(
-                    tier="ram",
+                    tier=self._tier,
                     hits=self._hits,
                     misses=self._misses,
                     entries=len(self._chunks),
@@ -99,22 +113,20 @@ class RamStore(ChunkStore):
         if chunk is None:
             return False
         self._bytes -= self._size(chunk)
+        del self._used[key]
         return True
 
-    def _held(self, kv: KVBlock) -> KVBlock:
-        return KVBlock(kv.k.pin_memory(), kv.v.pin_memory()) if self._pinned else kv
-
     def _size(self, chunk: StoredChunk) -> int:
-        if not self._pinned:
-            return chunk.nbytes
-        tensors = sum(1 << (part.nbytes - 1).bit_length() for part in (chunk.kv.k, chunk.kv.v) if part.nbytes)
-        return chunk.nbytes - chunk.kv.nbytes + tensors
+        return chunk.nbytes - chunk.kv.nbytes + self._place.nbytes(chunk.kv)
 
     def _make_room(self) -> list[tuple[ChunkKey, StoredChunk]]:
-        evicted = []
+        evicted, now = [], next(self._clock)
         while self._bytes > self._budget:
-            key, chunk = self._chunks.popitem(last=False)
-            self._bytes -= self._size(chunk)
-            evicted.append((key, chunk))
+            oldest = islice(self._chunks.items(), min(LOOKED_AT, len(self._chunks) - 1))  # not the one just put
+            key = first_to_go(
+                (key, Candidate(now - self._used[key], chunk.flops, self._size(chunk))) for key, chunk in oldest
+            )
+            evicted.append((key, self._chunks[key]))
+            self._drop(key)
         self._evictions += len(evicted)
         return evicted

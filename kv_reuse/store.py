@@ -11,17 +11,20 @@ from .keys import ChunkKey
 
 @dataclass(frozen=True, slots=True)
 class StoredChunk:
-    """A chunk's token ids and its KV on the CPU. Tensors are shared with every reader: nobody writes into them.
+    """A chunk's token ids and its KV, in the memory of its tier, else on the CPU. Tensors are shared with every reader:
+    nobody writes into them.
 
     `position` is the place of the first token that the keys are rotated for: the length of the anchor after which the
-    chunk was computed, 0 for a chunk computed alone. `tier` is filled in by the store that delivers the chunk ("ram",
-    "disk").
+    chunk was computed, 0 for a chunk computed alone. `flops` is what computing it again would take, by which stores
+    choose what to let go of; 0 where nobody knows. `tier` is filled in by the store that delivers the chunk ("device",
+    "ram", "disk", "shared").
     """
 
     ids: tuple[int, ...]
     kv: KVBlock
     position: int = 0
     tier: str = ""
+    flops: float = 0.0
 
     @property
     def nbytes(self) -> int:
@@ -73,6 +76,8 @@ class ChunkStore(ABC):
     @abstractmethod
     def put(self, key: ChunkKey, chunk: StoredChunk) -> bool:
         """Keep the chunk as the most recently used one, evicting others as needed; False where it could not be kept.
+
+        Those are evicted first that save the least for a byte and were not used for the longest time (recompute.py).
 
         The caller hands the tensors over and must not change them afterwards. They should own their memory: a view
         would hold its whole base alive beyond the budget.

@@ -1,84 +1,144 @@
-"""RAM over disk as one store, and the factory that turns two budgets and a folder into a store."""
+"""Fast tiers over slow ones as one store, and the factory that turns budgets into a store."""
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
 from ..prompt.errors import ConfigError
 from .disk import DiskStore
 from .keys import ChunkKey
+from .places import Host, OnDevice, Pinned, Place
 from .ram import RamStore
 from .store import ChunkStore, EmptyStore, Listed, StoredChunk, TierStats
 
 
 class TieredStore(ChunkStore):
-    """New chunks go to RAM; what RAM evicts is spilled to disk; a disk hit is promoted to RAM and stays on disk.
+    """New chunks go to memory; what it evicts is spilled to the tiers below; a hit there is promoted and stays there.
 
-    `flush` writes to disk what is only in RAM. A chunk that is on its way from one tier to the other may be missed. In
-    the counters, a lookup that RAM misses and the disk answers is a miss of the one and a hit of the other.
+    `flush` writes to the tiers below what is only in memory. A chunk that is on its way from one tier to the other may
+    be missed. In the counters, a lookup that memory misses and a tier below answers is a miss of the one and a hit of
+    the other. `tier` and `place` are as in RamStore.
     """
 
-    def __init__(self, disk: ChunkStore, *, ram_budget: int, pinned: bool = False) -> None:
-        self._ram = RamStore(ram_budget, on_evict=self._spill, pinned=pinned)
-        self._disk = disk
-        self._only_in_ram: set[ChunkKey] = set()
+    def __init__(
+        self,
+        below: ChunkStore,
+        *,
+        ram_budget: int,
+        tier: str = "ram",
+        place: Place | None = None,
+    ) -> None:
+        self._memory = RamStore(ram_budget, tier=tier, place=place or Host(), on_evict=self._spill)
+        self._below = below
+        self._only_here: set[ChunkKey] = set()
         self._lock = threading.Lock()
 
     def get(self, key: ChunkKey) -> StoredChunk | None:
-        chunk = self._ram.get(key)
+        chunk = self._memory.get(key)
         if chunk is None:
-            chunk = self._disk.get(key)
-            if chunk is not None:
-                self._ram.put(key, chunk)
+            chunk = self._below.get(key)
+            if chunk is not None and self._memory.put(key, chunk):
+                placed = self._memory.peek(key)
+                return replace(placed, tier=chunk.tier) if placed is not None else chunk
         return chunk
 
     def put(self, key: ChunkKey, chunk: StoredChunk) -> bool:
         with self._lock:
-            self._only_in_ram.add(key)
-        return self._ram.put(key, chunk) or self._spill(key, chunk)
+            self._only_here.add(key)
+        return self._memory.put(key, chunk) or self._spill(key, chunk)
 
     def contains(self, key: ChunkKey) -> bool:
-        return self._ram.contains(key) or self._disk.contains(key)
+        return self._memory.contains(key) or self._below.contains(key)
 
     def delete(self, key: ChunkKey) -> int:
         with self._lock:
-            self._only_in_ram = {other for other in self._only_in_ram if other.digest != key.digest}
-        return self._ram.delete(key) + self._disk.delete(key)
+            self._only_here = {other for other in self._only_here if other.digest != key.digest}
+        return self._memory.delete(key) + self._below.delete(key)
 
     def catalogue(self) -> Iterator[Listed]:
-        return chain(self._ram.catalogue(), self._disk.catalogue())
+        return chain(self._memory.catalogue(), self._below.catalogue())
 
     def stats(self) -> tuple[TierStats, ...]:
-        return self._ram.stats() + self._disk.stats()
+        return self._memory.stats() + self._below.stats()
 
     def flush(self) -> None:
         with self._lock:
-            keys = tuple(self._only_in_ram)
+            keys = tuple(self._only_here)
         for key in keys:
-            chunk = self._ram.peek(key)
+            chunk = self._memory.peek(key)
             if chunk is not None:  # else it is being spilled by the thread whose `put` evicted it
                 self._spill(key, chunk)
-        self._disk.flush()
+        self._below.flush()
 
     def _spill(self, key: ChunkKey, chunk: StoredChunk) -> bool:
         with self._lock:
-            self._only_in_ram.discard(key)
-        return self._disk.put(key, chunk)
+            self._only_here.discard(key)
+        return self._below.put(key, chunk)
 
 
-def open_store(*, ram: int = 0, disk: int = 0, path: Path | None = None, pinned: bool = False) -> ChunkStore:
-    """The store for these byte budgets; 0 leaves a tier out, and both 0 is the empty store.
+class BackedStore(ChunkStore):
+    """A store with a second one behind it, which gets all that is put and is asked for what the first one misses."""
 
-    `pinned` is for the RAM of machines whose models run on a GPU. Raises ConfigError where a disk budget has no
-    `path`, a budget is negative, or the folder cannot be used.
+    def __init__(self, first: ChunkStore, second: ChunkStore) -> None:
+        self._first = first
+        self._second = second
+
+    def get(self, key: ChunkKey) -> StoredChunk | None:
+        chunk = self._first.get(key)
+        if chunk is None:
+            chunk = self._second.get(key)
+            if chunk is not None:
+                self._first.put(key, chunk)
+        return chunk
+
+    def put(self, key: ChunkKey, chunk: StoredChunk) -> bool:
+        kept = self._second.put(key, chunk)  # first, for it must see the tensors where they are now
+        return self._first.put(key, chunk) or kept
+
+    def contains(self, key: ChunkKey) -> bool:
+        return self._first.contains(key) or self._second.contains(key)
+
+    def delete(self, key: ChunkKey) -> int:
+        return self._first.delete(key) + self._second.delete(key)
+
+    def catalogue(self) -> Iterator[Listed]:
+        return chain(self._first.catalogue(), self._second.catalogue())
+
+    def stats(self) -> tuple[TierStats, ...]:
+        return self._first.stats() + self._second.stats()
+
+    def flush(self) -> None:
+        self._first.flush()
+        self._second.flush()
+
+
+def open_store(
+    *,
+    ram: int = 0,
+    disk: int = 0,
+    path: Path | None = None,
+    device: int = 0,
+    on: str = "cpu",
+    shared: ChunkStore | None = None,
+) -> ChunkStore:
+    """The store for these byte budgets; 0 leaves a tier out, and without any it is the empty store.
+
+    `on` is the device of the model: a GPU has a tier of its own (`device` bytes), and copies from page-locked RAM.
+    `shared` is the tier that other gateways share, behind all others.
+    Raises ConfigError where a disk budget has no `path`, a budget is negative, or the folder cannot be used.
     """
-    for name, budget in (("ram", ram), ("disk", disk)):
+    for name, budget in (("ram", ram), ("disk", disk), ("device", device)):
         if budget < 0:
             raise ConfigError(f"kv_cache.{name} must not be negative, got {budget}")
     if disk and path is None:
         raise ConfigError("kv_cache.disk needs kv_cache.path, the folder of the chunk files")
-    if disk and path is not None:
-        folder = DiskStore(path, disk)
-        return TieredStore(folder, ram_budget=ram, pinned=pinned) if ram else folder
-    return RamStore(ram, pinned=pinned) if ram else EmptyStore()
+    store: ChunkStore = DiskStore(path, disk) if disk and path is not None else EmptyStore()
+    on_card = on != "cpu"
+    if ram:
+        place = Pinned() if on_card else Host()
+        store = TieredStore(store, ram_budget=ram, place=place) if disk else RamStore(ram, place=place)
+    if device and on_card:
+        store = TieredStore(store, ram_budget=device, tier="device", place=OnDevice(on))
+    return store if shared is None else BackedStore(store, shared)

@@ -49,10 +49,12 @@ class Warmer:
         *,
         fewest: int,
         most: int,
+        flops: Callable[[int, int], float] = lambda tokens, before: 0.0,
         on_stored: Callable[[Ids, KeySpace], object] = lambda ids, space: None,
     ) -> None:
-        """`fewest` tokens of a chunk are worth keeping; with its anchor it has at `most` so many. `on_stored` is told
-        of each chunk that the store has."""
+        """`fewest` tokens of a chunk are worth keeping; with its anchor it has at `most` so many. `flops` is what
+        computing so many tokens behind others takes; `on_stored` is told of each chunk that the store has."""
+        self._flops = flops
         self._on_stored = on_stored
         self._service = service
         self._store = store
@@ -98,7 +100,9 @@ class Warmer:
                         self._on_stored(ids, space)
             missing = [ids for ids in batch if ids not in outcomes]
             for ids, kv in zip(missing, self._computed(missing, anchor, priority), strict=True):
-                outcomes[ids] = self._kept(claimed[ids], StoredChunk(ids, kv, len(anchor))) if kv else "skipped"
+                flops = self._flops(len(ids), len(anchor))
+                chunk = StoredChunk(ids, kv, len(anchor), flops=flops) if kv else None
+                outcomes[ids] = self._kept(claimed[ids], chunk) if chunk else "skipped"
                 if outcomes[ids] == "computed":
                     self._on_stored(ids, space)
             self._store.flush()

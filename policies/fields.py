@@ -34,6 +34,12 @@ def _base_url(value: str) -> str:
     return value.rstrip("/")
 
 
+def _redis_url(value: str) -> str:
+    if not re.fullmatch(r"rediss?://[^\s/?#@]+(/\d+)?", value):
+        raise ValueError("must be redis:// or rediss://host:port/number without user or password (see password_env)")
+    return value
+
+
 def _version(value: Any) -> Any:
     # True and 1.0 equal 1 in Python, but a file that says so means something else.
     return value if type(value) is int else None
@@ -59,5 +65,6 @@ Option = Annotated[Any, AfterValidator(_option)]
 PolicyNames = Annotated[Items[Text], BeforeValidator(_policy_names)]
 EnvironmentName = Annotated[str, AfterValidator(_environment_name)]
 Sha256 = Annotated[str, AfterValidator(_sha256)]
+RedisURL = Annotated[str, AfterValidator(_redis_url)]
 BaseURL = Annotated[str, AfterValidator(_base_url)]
 Version = BeforeValidator(_version)

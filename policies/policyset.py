@@ -26,6 +26,7 @@ from .schema import (
 from .yamltree import Path, Problem, Tree
 
 BUILT_IN = "<policy>"
+_SHARED_PASSWORD: Path = ("kv_cache", "shared", "password_env")
 """Stands for the file's name in errors about text that is in no file."""
 
 
@@ -189,6 +190,17 @@ class PolicySet:
             raise ConfigError(f"environment variable {spec.api_key_env} is not set", file=self.file, line=line)
         return key
 
+    def shared_cache_password(self) -> str | None:
+        """The password of the shared chunk store, None where it needs none. ConfigError when unset."""
+        shared = self.kv_cache.shared
+        if shared is None or shared.password_env is None:
+            return None
+        password = os.environ.get(shared.password_env)
+        if not password:
+            line = self._tree.line(_SHARED_PASSWORD)
+            raise ConfigError(f"environment variable {shared.password_env} is not set", file=self.file, line=line)
+        return password
+
     def unset_environment(self) -> tuple[Problem, ...]:
         """The environment variables that the file names and that are unset or empty, with their lines."""
         named: list[tuple[Path, str | None]] = [
@@ -196,6 +208,8 @@ class PolicySet:
             for name, spec in self.backends.items()
             if isinstance(spec, OpenAIBackend)
         ]
+        if self.kv_cache.shared is not None:
+            named.append((_SHARED_PASSWORD, self.kv_cache.shared.password_env))
         named += [(("server", "api_keys", i, "env"), key.env) for i, key in enumerate(self.server.api_keys)]
         return tuple(
             Problem(self._tree.line(path), f"environment variable {variable} is not set")

@@ -16,6 +16,7 @@ from .fields import (
     KindName,
     Option,
     PolicyNames,
+    RedisURL,
     Seconds,
     Sha256,
     Share,
@@ -310,12 +311,30 @@ class ServerSpec(Spec):
     responses: ResponsesSpec = ResponsesSpec()
 
 
-class KVCacheSpec(Spec):
-    """The chunk store: `ram` and `disk` are its byte budgets, 0 turns a tier off."""
+class SharedCacheSpec(Spec):
+    """A Redis or Valkey server for the chunk KV of several gateways: its URL, without a password, which the environment
+    variable `password_env` holds.
 
+    Connecting, and each silence, may take `timeout` seconds; what is not used for `ttl` seconds goes.
+    """
+
+    url: RedisURL
+    password_env: EnvironmentName | None = None
+    timeout: Seconds = 0.25
+    ttl: Seconds = 86_400.0
+
+
+class KVCacheSpec(Spec):
+    """The chunk store: `device` (a GPU's memory), `ram` and `disk` are its byte budgets, 0 turns a tier off.
+
+    `shared` is behind all of them.
+    """
+
+    device: Bytes = 0
     ram: Bytes = 512 * 2**20
     disk: Bytes = 4 * 2**30
     path: Text | None = None
+    shared: SharedCacheSpec | None = None
 
 
 class CollectionsSpec(Spec):

@@ -55,7 +55,7 @@ def warm(
 
 
 def disk_store(policies: "PolicySet") -> "ChunkStore":
-    """The part of the chunk store that outlives a process."""
+    """The chunk files of this machine."""
     from ...kv_reuse import open_store
 
     return open_store(disk=policies.kv_cache.disk, path=policies.kv_cache_path)
@@ -73,7 +73,9 @@ def warmed(policies: "PolicySet", collection: str, texts: "Sequence[str]") -> st
             else "the policy file keeps none on disk (kv_cache.disk is 0)" if not policies.kv_cache.disk
             else f"{collection} is not in collections.public: each API key's is computed when it asks"
         )  # fmt: skip
-    store, hub = disk_store(policies), hub_of(policies)
+    from ..stores import lasting_store
+
+    store, hub = lasting_store(policies), hub_of(policies)
     return "\n".join(
         f"{name}: {_warmed(spec, hub.resolve(spec.model), store, texts, salt)}"
         for name, spec in _embedded(policies).items()
@@ -90,8 +92,9 @@ def forgotten(policies: "PolicySet", collection: str, texts: "Sequence[str]") ->
     from ...prompt import ModelUnavailable
     from ..backends.engine_room import device_of
     from ..salts import Salts
+    from ..stores import lasting_store
 
-    store = disk_store(policies)
+    store = lasting_store(policies)
     for spec in _embedded(policies).values():
         try:
             path = hub_of(policies).resolve(spec.model)

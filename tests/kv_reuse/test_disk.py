@@ -66,8 +66,8 @@ def test_the_file_is_plain_safetensors(tmp_path: Path):
     with safetensors.safe_open(file_of(tmp_path, key), "pt") as file:
         metadata = file.metadata()
         assert torch.equal(file.get_tensor("k"), chunk.kv.k)
-    assert metadata.keys() == {"format", "key", "anchor", "fingerprint", "tokens", "position", "checksum"}
-    assert (metadata["format"], metadata["fingerprint"], metadata["tokens"]) == ("promptsluice-chunk-2", "model", "5")
+    assert metadata.keys() == {"format", "key", "anchor", "fingerprint", "tokens", "position", "flops", "checksum"}
+    assert (metadata["format"], metadata["fingerprint"], metadata["tokens"]) == ("promptsluice-chunk-3", "model", "5")
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_the_file_is_plain_safetensors(tmp_path: Path):
             "fingerprint is 'other', not 'model'",
         ),
         (lambda raw: encode(KeySpace("model", "salt").key(make(1)[1].ids, anchor=[7]), make(1)[1]), "anchor is"),
-        (lambda raw: raw.replace(b"promptsluice-chunk-2", b"promptsluice-chunk-9"), "format is"),
+        (lambda raw: raw.replace(b"promptsluice-chunk-3", b"promptsluice-chunk-9"), "format is"),
         (lambda raw: without_metadata(raw), "metadata is null"),
     ],
 )

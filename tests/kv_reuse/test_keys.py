@@ -34,7 +34,7 @@ def test_an_anchor_is_not_a_part_of_the_chunk():
 
 def test_the_digest_is_the_documented_one():
     def documented(ids: str) -> str:
-        raw = struct.pack("<IQ", 2, 2) + b"fp" + struct.pack("<Q", 4) + b"salt" + bytes.fromhex(ids)
+        raw = struct.pack("<IQ", 3, 2) + b"fp" + struct.pack("<Q", 4) + b"salt" + bytes.fromhex(ids)
         return hashlib.blake2b(raw, digest_size=32, person=b"promptsluice-kv").hexdigest()
 
     chunk, anchor = documented("07000000 00000000 2c010000"), documented("09000000")

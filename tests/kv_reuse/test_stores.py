@@ -21,6 +21,7 @@ from promptsluice.kv_reuse import (
     TieredStore,
     open_store,
 )
+from promptsluice.kv_reuse.places import Pinned, Place
 from promptsluice.prompt.errors import ConfigError
 
 SPACE = KeySpace("model", "salt")
@@ -243,17 +244,60 @@ def test_pinned_memory_is_counted_as_what_it_takes(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
     (key, chunk), (other, second) = make(1), make(2)
     size = 2 * 512 + 4 * 5  # k and v have 480 bytes each
-    store = RamStore(2 * size - 1, pinned=True)
+    store = RamStore(2 * size - 1, place=Pinned())
     assert store.put(key, chunk) and store.stats()[0].bytes == size
     assert store.put(other, second) and store.stats()[0].bytes == size and store.get(key) is None
     assert store.delete(other) == 1 and store.stats()[0].bytes == 0
-    assert not RamStore(size - 1, pinned=True).put(key, chunk)
+    assert not RamStore(size - 1, place=Pinned()).put(key, chunk)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="pins memory, which needs a GPU")
 def test_pinned_chunks_are_pinned_and_the_same():
     key, chunk = make(1)
-    store = RamStore(1 << 20, pinned=True)
+    store = RamStore(1 << 20, place=Pinned())
     store.put(key, chunk)
     found = store.get(key)
     assert found is not None and same(found, chunk) and found.kv.k.is_pinned() and found.kv.v.is_pinned()
+
+
+def test_a_device_tier_is_over_the_others_and_its_chunks_outlive_it(tmp_path: Path):
+    """Any place stands for a device: here one that makes copies, so that whose tensors come back shows."""
+    places: list[KVBlock] = []
+
+    class Copies(Place):
+        def held(self, kv: KVBlock) -> KVBlock:
+            places.append(KVBlock(kv.k.clone(), kv.v.clone()))
+            return places[-1]
+
+    def opened() -> TieredStore:
+        below = TieredStore(DiskStore(tmp_path, 1 << 20), ram_budget=1 << 20)
+        return TieredStore(below, ram_budget=make(1)[1].nbytes, tier="device", place=Copies())
+
+    store = opened()
+    store.put(*make(1))
+    got = store.get(make(1)[0])
+    assert got is not None and got.tier == "device" and got.kv is places[0]
+    store.put(*make(2))  # there is room for one
+    assert [tier.entries for tier in store.stats()] == [1, 1, 0]
+    assert [one.tier for number in (2, 1, 1) if (one := store.get(make(number)[0]))] == ["device", "ram", "device"]
+    store.flush()
+    assert [tier.entries for tier in store.stats()] == [1, 2, 2]
+    store = opened()
+    got = store.get(make(2)[0])
+    assert got is not None and got.tier == "disk" and same(got, make(2)[1])
+    assert [tier.tier for tier in open_store(device=1 << 20, ram=1 << 20).stats()] == ["ram"], "no GPU, no device tier"
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_on_a_gpu_the_device_tier_is_over_the_others(tmp_path: Path):
+    size = make(1)[1].nbytes
+    store = open_store(device=size, ram=1 << 20, disk=1 << 20, path=tmp_path, on="cuda")
+    for number in (1, 2):
+        store.put(*make(number))
+    first, second = store.get(make(1)[0]), store.get(make(2)[0])
+    assert first is not None and second is not None
+    assert first.tier == "ram" and first.kv.k.is_cuda, "it was promoted"
+    assert second.tier == "ram" and torch.equal(second.kv.k.cpu(), make(2)[1].kv.k)
+    store.flush()
+    again = open_store(disk=1 << 20, path=tmp_path).get(make(1)[0])
+    assert again is not None and same(again, make(1)[1])

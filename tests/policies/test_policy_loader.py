@@ -238,3 +238,21 @@ def test_a_chain_of_thousands_of_policies_is_refused_at_once() -> None:
 def test_values_of_compressor_options_are_not_repeated() -> None:
     options = "version: 1\npolicies: {p: {compress: [{use: extractive, options: {redundancy: sk-secret}}]}}"
     assert "sk-secret" not in problems(options)[2]
+
+
+def test_the_shared_store_names_its_server_and_where_its_password_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("REDIS_PASSWORD", raising=False)
+    text = "version: 1\nkv_cache: {shared: {url: rediss://cache:6379/2, password_env: REDIS_PASSWORD}}"
+    policies = PolicySet.from_text(text)
+    assert [problem.message for problem in policies.unset_environment()] == [
+        "environment variable REDIS_PASSWORD is not set"
+    ]
+    with pytest.raises(ConfigError, match="REDIS_PASSWORD"):
+        policies.shared_cache_password()
+    monkeypatch.setenv("REDIS_PASSWORD", "hidden")
+    assert policies.shared_cache_password() == "hidden" and not policies.unset_environment()
+    assert PolicySet.from_text("version: 1").shared_cache_password() is None
+    for url in ("redis://user:hidden@cache:6379", "http://cache", "redis://"):
+        with pytest.raises(ConfigError, match="without user or password") as failed:
+            PolicySet.from_text(f"version: 1\nkv_cache: {{shared: {{url: '{url}'}}}}")
+        assert "hidden" not in str(failed.value)
