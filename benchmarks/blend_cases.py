@@ -90,6 +90,7 @@ def case_of(question: Question, tokenizer: "ChatTokenizer", *, cut: int) -> Case
             "filler": _before_content([], tokenizer, content=FILLER),
             "prefix + filler": _before_content([system], tokenizer, content=FILLER),
             "filler in a block": _before_content([], tokenizer, content=before_second(FILLER)),
+            "prefix + filler in a block": _before_content([system], tokenizer, content=before_second(FILLER)),
         },
     )
 

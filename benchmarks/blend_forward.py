@@ -5,7 +5,7 @@ decoded greedily for all ways together, over the answer's slots.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -19,18 +19,22 @@ if TYPE_CHECKING:
     from promptsluice.backend_engine.probe import Probe
     from promptsluice.kv_reuse import Repair
 
-Looks = dict[tuple[str, float], Tensor]
+Looks = dict[tuple[str, float, float], Tensor]
 
 PAGE = 16
 
 
 @dataclass(frozen=True)
 class Way:
-    """How a prompt is computed: chunks after `anchor` (None: no chunks at all), and which share of them is repaired."""
+    """How a prompt is computed: chunks after `anchor` (None: no chunks at all), and which share of them is repaired.
+
+    `looks` 2: half of the rows are chosen and run, then the question looks again, at what they have become.
+    """
 
     anchor: str | None
     method: str = "reuse"
     ratio: float = 0.0
+    looks: int = 1
 
 
 @dataclass(frozen=True)
@@ -79,12 +83,15 @@ class Bench:
             self._anchors[ids] = self.pool.read(self._slots(0, 0, len(ids)))
         return self._anchors[ids]
 
-    def attention(self, case: "Case", blocks: Sequence["KVBlock"], *, depth: float) -> Tensor:
-        """What the engine's probe would measure: float32, one for each row of the chunks."""
+    def attention(
+        self, case: "Case", blocks: Sequence["KVBlock"], *, depth: float, rerun: Collection[int] = ()
+    ) -> Tensor:
+        """What the engine's probe would measure: float32, one for each row of the chunks. `rerun` are places of rows
+        that are recomputed with it."""
         from promptsluice.backend_engine.probe import PROBING_ROWS, Probe
 
-        asked, total = sum(case.spans[-1]), len(case.ids)
-        needed = [place for place in range(total) if place not in set(case.places)]
+        asked, total, inside = sum(case.spans[-1]), len(case.ids), set(case.places).difference(rerun)
+        needed = [place for place in range(total) if place not in inside]
         self._load(0, case, blocks)
         asking = [row for row, place in enumerate(needed) if place >= max(asked, total - PROBING_ROWS)]
         probe = Probe(
@@ -103,8 +110,15 @@ class Bench:
         looks: Looks = {}
         for way, repair in ways:
             depth = None if repair.chooser is None else repair.chooser.depth
-            if way.anchor is not None and depth is not None and (way.anchor, depth) not in looks:
-                looks[way.anchor, depth] = self.attention(case, chunks[way.anchor], depth=depth)
+            if way.anchor is None or depth is None:
+                continue
+            if (way.anchor, depth, 0.0) not in looks:
+                looks[way.anchor, depth, 0.0] = self.attention(case, chunks[way.anchor], depth=depth)
+            if way.looks == 2 and (way.anchor, depth, way.ratio) not in looks:
+                first = self._chosen(case, replace(way, ratio=way.ratio / 2, looks=1), repair, looks)
+                seen = self.attention(case, chunks[way.anchor], depth=depth, rerun=first)
+                seen[[place in first for place in case.places]] = math.inf
+                looks[way.anchor, depth, way.ratio] = seen
         outcomes: list[Outcome] = []
         for first in range(0, len(ways), self.together):
             outcomes += self._run(case, ways[first : first + self.together], chunks, looks, tokens)
@@ -145,15 +159,20 @@ class Bench:
             part = self._part(number, ids, range(len(ids)), scored=len(case.answer))
             repairable = [place in inside for place in range(len(ids))]
             return replace(part, selector=repair.selector, repairable=repairable, quota=quota)
-        chosen: set[int] = set()
-        if repair.chooser is not None and quota:
-            assert way.anchor is not None, "only chunks are repaired"
-            depth = repair.chooser.depth
-            attention = None if depth is None else looks[way.anchor, depth]
-            rows = repair.chooser.choose(attention=attention, offsets=torch.tensor(case.offsets), quota=quota)
-            chosen = {places[row] for row in rows.tolist()}
+        chosen = self._chosen(case, way, repair, looks)
         indices = [place for place in range(len(ids)) if place not in inside or place in chosen]
         return self._part(number, [ids[place] for place in indices], indices, scored=len(case.answer))
+
+    def _chosen(self, case: "Case", way: Way, repair: "Repair", looks: Looks) -> set[int]:
+        """Places of the rows that a chooser names."""
+        quota = math.ceil(way.ratio * len(case.places) - 1e-9)
+        if repair.chooser is None or not quota:
+            return set()
+        assert way.anchor is not None, "only chunks are repaired"
+        depth = repair.chooser.depth
+        attention = None if depth is None else looks[way.anchor, depth, way.ratio if way.looks == 2 else 0.0]
+        rows = repair.chooser.choose(attention=attention, offsets=torch.tensor(case.offsets), quota=quota)
+        return {case.places[row] for row in rows.tolist()}
 
     def _part(self, number: int, ids: Sequence[int], indices: Sequence[int], *, scored: int = 0) -> "RequestRows":
         from promptsluice.backend_engine.batch import RequestRows

@@ -35,7 +35,17 @@ if TYPE_CHECKING:
 
 GREEDY = 16
 RATIOS = (0.05, 0.10, 0.15, 0.20, 0.30)
-REUSED_AFTER = ("bare", "BOS", "template", "prefix", "prefix + block", "filler", "prefix + filler", "filler in a block")
+ANCHORS = (
+    "bare",
+    "BOS",
+    "template",
+    "prefix",
+    "prefix + block",
+    "filler",
+    "prefix + filler",
+    "filler in a block",
+    "prefix + filler in a block",
+)
 BLENDED_AFTER = ("bare", "filler", "filler in a block")
 METHODS = (
     "deviation of V",
@@ -46,7 +56,11 @@ METHODS = (
     "query attention",
     "query attention, all layers",
     "query attention + 4 heads",
+    "query attention, from a third",
+    "query attention, from two thirds",
+    "query attention, two looks",
 )
+TWICE = METHODS[-1]
 METRICS = ("nll", "kl", "kl_answer", "agreement", "f1")
 MEASURED = ("NLL", "KL", "KL, answer", "agreement", "F1")
 COLUMNS = ("anchor", "recomputed", *MEASURED, "NLL gap closed", "KL gap closed", "KL gap closed, answer")
@@ -67,6 +81,9 @@ def methods() -> dict[str, "Repair"]:
         Repair(chooser=QueryAttention()),
         Repair(chooser=QueryAttention(depth=0.0)),
         Repair(chooser=QueryAttention(heads=4)),
+        Repair(chooser=QueryAttention(depth=1 / 3)),
+        Repair(chooser=QueryAttention(depth=2 / 3)),
+        Repair(chooser=QueryAttention()),
     )
     return dict(zip(METHODS, repairs, strict=True))
 
@@ -89,14 +106,14 @@ def ends() -> tuple["Way", "Way"]:
     return Way(None, "full"), Way("bare")
 
 
-def ways(chosen: Sequence[str], ratios: Sequence[float]) -> list[tuple["Way", "Repair"]]:
+def ways(chosen: Sequence[str], anchors: Sequence[str], ratios: Sequence[float]) -> list[tuple["Way", "Repair"]]:
     from blend_forward import Way
     from promptsluice.kv_reuse import Repair
 
-    plain = [ends()[0], *(Way(anchor) for anchor in REUSED_AFTER)]
+    plain = [ends()[0], *(Way(anchor) for anchor in ANCHORS)]
     blended = [
-        (Way(anchor, method, ratio), methods()[method])
-        for anchor in BLENDED_AFTER
+        (Way(anchor, method, ratio, 2 if method == TWICE else 1), methods()[method])
+        for anchor in anchors
         for method in chosen
         for ratio in ratios
     ]
@@ -115,6 +132,7 @@ def main() -> None:
     parser.add_argument("--cut", type=int, default=400, help="tokens of a passage, at most")
     parser.add_argument("--ratios", nargs="+", type=float, default=RATIOS)
     parser.add_argument("--methods", nargs="+", choices=tuple(METHODS), default=METHODS)
+    parser.add_argument("--anchors", nargs="+", choices=ANCHORS, default=BLENDED_AFTER, help="of the blended chunks")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--together", type=int, help="ways in one forward (8 on a CPU, 48 elsewhere)")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
@@ -152,7 +170,10 @@ def measured(
     together = options.together or (8 if options.device == "cpu" else 48)
     longest = max(len(case.ids) + max(len(case.answer), GREEDY) for case in cases)
     longest = max(longest, *(max(map(len, case.anchors.values())) + options.cut + 8 for case in cases))
-    bench, all_ways = Bench(model, together=together, tokens=longest), ways(options.methods, options.ratios)
+    bench, all_ways = (
+        Bench(model, together=together, tokens=longest),
+        ways(options.methods, options.anchors, options.ratios),
+    )
     anchors = dict.fromkeys(way.anchor for way, _ in all_ways if way.anchor is not None)
     rows: list[list[tuple[float, ...]]] = []
     for case in track(cases, description=label, transient=True):

@@ -12,6 +12,7 @@ _RECENT = 64
 _PINNED_WEIGHT = 0.2  # what was measured at the start gives the shape where newer measurements leave it open
 _HUBER = 0.25  # a relative error beyond this counts linearly: one stalled step moves little
 _ROUNDS = 3
+_REFITTED = 8  # observations until costs are fitted again: that takes some milliseconds
 
 Vector = NDArray[np.float64]
 
@@ -26,21 +27,22 @@ class Fit:
     def __init__(self) -> None:
         self._pinned: list[tuple[Mapping[str, float], float]] = []
         self._recent: deque[tuple[Mapping[str, float], float]] = deque(maxlen=_RECENT)
-        self._costs: dict[str, float] | None = None
+        self._costs: dict[str, float] = {}
+        self._unfitted = 0
         self._lock = threading.Lock()
 
     def pin(self, quantities: Mapping[str, float], seconds: float) -> None:
         """Remember a measurement for ever, with a low weight."""
         with self._lock:
             self._pinned.append((dict(quantities), seconds))
-            self._costs = None
+            self._unfitted = _REFITTED
 
     def add(self, quantities: Mapping[str, float], seconds: float) -> None:
         """Learn from something that ran. What took no time says nothing."""
         if seconds > 0:
             with self._lock:
                 self._recent.append((dict(quantities), seconds))
-                self._costs = None
+                self._unfitted += _REFITTED if len(self._recent) < _REFITTED else 1
 
     def seconds(self, quantities: Mapping[str, float]) -> float | None:
         """The prediction; None while nothing was measured. A quantity that was never seen costs nothing."""
@@ -50,8 +52,8 @@ class Fit:
     def costs(self) -> Mapping[str, float]:
         """Seconds for one of each quantity; empty while nothing was measured."""
         with self._lock:
-            if self._costs is None:
-                self._costs = self._fitted()
+            if self._unfitted >= _REFITTED:
+                self._costs, self._unfitted = self._fitted(), 0
             return self._costs
 
     def _fitted(self) -> dict[str, float]:

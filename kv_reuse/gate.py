@@ -116,7 +116,8 @@ class Gate:
             standing.checked += 1
             standing.samples.append(sample)
             _judge(standing, bounds)
-            self._save()
+            content = self._content()
+        self._save(content)
 
     def dropped(self, collection: str) -> None:
         """A check found no idle time."""
@@ -135,12 +136,16 @@ class Gate:
         known = collection in self._standings or len(self._standings) < _MOST_NAMES
         return collection if known else OTHERS
 
-    def _save(self) -> None:
+    def _content(self) -> str:
+        content = {name: {**asdict(one), "samples": list(one.samples)} for name, one in self._standings.items()}
+        return json.dumps({"version": VERSION, "collections": content})
+
+    def _save(self, content: str) -> None:
+        """Without the lock: nobody who asks for a ratio waits for a disk. `record` is called by one thread."""
         if self._path is None:
             return
-        content = {name: {**asdict(one), "samples": list(one.samples)} for name, one in self._standings.items()}
         try:
-            _write(self._path, json.dumps({"version": VERSION, "collections": content}))
+            _write(self._path, content)
         except OSError as error:
             log.warning("the blends' standings were not written to %s: %s", self._path, error.strerror)
 

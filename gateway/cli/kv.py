@@ -115,9 +115,9 @@ def _show_blends(folder: Path) -> None:
 
     from ...kv_reuse.gate import load_standings
 
-    table = Table("model", "collection", "checks", "KL, nats (95 %)", "agreement (95 %)", "blending", box=None)
+    table = Table("model", "collection", "checks", "KL, nats", "agreement", "blending", box=None)
     for path in sorted(folder.glob("blends-*.json")):
-        model = path.stem.removeprefix("blends-")
+        model = path.stem.removeprefix("blends-")[:8]
         for name, one in sorted(load_standings(path).items()):
             state = "off" if one.off else f"at least {one.least:.0%}" if one.least else "by policy"
             table.add_row(
@@ -128,7 +128,7 @@ def _show_blends(folder: Path) -> None:
 
 
 def _shown(interval: "Interval | None") -> str:
-    return "-" if interval is None else f"{interval.mean:.3f} ({interval.low:.3f} to {interval.high:.3f})"
+    return "-" if interval is None else f"{interval.mean:.3f} ± {interval.high - interval.mean:.3f}"
 
 
 def _embedded(policies: "PolicySet") -> "dict[str, EmbeddedBackend]":

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from promptsluice.gateway.cli import app
+from promptsluice.kv_reuse.gate import Bounds, Gate, Sample, gate_file
 from typer.testing import CliRunner, Result
 
 
@@ -50,6 +51,15 @@ def test_status_of_an_empty_store(config: Path, tmp_path: Path) -> None:
     assert f"folder: {tmp_path}/kv" in shown
     assert "64.0 MiB" in shown
     assert "0%" in shown
+
+
+def test_status_shows_what_blends_were_seen_to_lose(config: Path, tmp_path: Path) -> None:
+    gate = Gate(gate_file(tmp_path / "kv", "0123456789abcdef"))
+    for kl in (0.1, 0.3):
+        gate.record("docs", Sample(0.15, kl, 0.75), Bounds(1.0, 0.25, 0.0))
+    (row,) = [line for line in run("kv", "status", config=config).stdout.splitlines() if "docs" in line]
+    assert row.split()[:5] == ["01234567", "docs", "2", "0.200", "±"]
+    assert row.split()[6:] == ["0.750", "±", "0.000", "by", "policy"]
 
 
 def test_status_without_a_disk_tier(tmp_path: Path) -> None:
