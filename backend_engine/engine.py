@@ -24,6 +24,7 @@ from .pool import KVPool
 from .radix import RadixTree
 from .readings import Readings
 from .relief import release_memory
+from .rounded_kv import pool_dtype
 from .runner import Flight, StepRunner
 from .sampling import UNDECIDED
 from .scheduler import Scheduler
@@ -65,12 +66,14 @@ class Engine:
         self.model = model
         self.options = options = options or EngineOptions()
         decoder, spec = model.decoder, model.spec
-        page_bytes = KVPool.bytes_per_token(spec, decoder.dtype) * options.page_size
+        kv_dtype = pool_dtype(options.kv_dtype, decoder.dtype, decoder.device)
+        page_bytes = KVPool.bytes_per_token(spec, kv_dtype) * options.page_size
         pages = options.pages or max(2, options.kv_bytes // page_bytes)
         # The page after the last is nobody's: rows that only pad a batch write there.
         self.pool = KVPool(
-            spec, pages=pages + 1, page_size=options.page_size, dtype=decoder.dtype, device=decoder.device
-        )
+            spec, pages=pages + 1, page_size=options.page_size,
+            dtype=kv_dtype, wide=decoder.dtype, device=decoder.device,
+        )  # fmt: skip
         self.allocator = PageAllocator(pages)
         self.tier = open_tiers(options, self.pool, spec, fingerprint=model.fingerprint, stream=side_stream)
         self.tree = RadixTree(

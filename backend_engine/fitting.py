@@ -12,6 +12,7 @@ from .loader import LoadedModel
 from .options import EngineOptions
 from .pool import KVPool
 from .relief import release_memory
+from .rounded_kv import pool_dtype
 from .steps import SingleRowSteps
 
 logger = logging.getLogger(__name__)
@@ -30,7 +31,8 @@ def fitting_engine(
     Raises ModelUnavailable if not even 1,024 tokens fit beside the weights.
     """
     asked = options = options or EngineOptions()
-    token = KVPool.bytes_per_token(model.spec, model.decoder.dtype)
+    kv_dtype = pool_dtype(options.kv_dtype, model.decoder.dtype, model.decoder.device)
+    token = KVPool.bytes_per_token(model.spec, kv_dtype)
     while True:
         try:
             engine = Engine(model, options=options, single_rows=single_rows)

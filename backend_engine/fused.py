@@ -12,9 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .rope import rotate
+from .rounded_kv import Stored
 from .span_rows import SpanRows
 
-LayerKV = tuple[Tensor, Tensor]
+LayerKV = tuple[Stored, Stored]
 """A layer's keys and values in the pool, each [slots, kv_heads, head_dim]."""
 
 
@@ -58,7 +59,7 @@ class FusedOps(Protocol):
         """Queries, keys and values of `qkv` [rows, heads + 2 * kv_heads, dim], the first two normed and rotated."""
         ...
 
-    def rotated_into(self, qkv: Tensor, turn: HeadTurn, slots: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def rotated_into(self, qkv: Tensor, turn: HeadTurn, slots: Tensor, k: Stored, v: Stored) -> Tensor:
         """As `rotated`; keys and values go to `slots` of a layer of the pool, queries [rows, heads, dim] come back."""
         ...
 
@@ -99,7 +100,7 @@ class TorchOps:
         q, k = rotate(turned, turn.cos, turn.sin).split((turn.heads, turn.kv_heads), dim=1)
         return q, k, v
 
-    def rotated_into(self, qkv: Tensor, turn: HeadTurn, slots: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def rotated_into(self, qkv: Tensor, turn: HeadTurn, slots: Tensor, k: Stored, v: Stored) -> Tensor:
         q, fresh_k, fresh_v = self.rotated(qkv, turn)
         k.index_copy_(0, slots, fresh_k)
         v.index_copy_(0, slots, fresh_v)

@@ -1,4 +1,4 @@
-# pyright: reportMissingParameterType=false
+# pyright: reportMissingParameterType=false, reportArgumentType=false
 """The element-wise work between matrix products as Triton kernels: one launch each. Arithmetic is float32 inside.
 
 Kernel arguments are tensors or numbers as Triton passes them, untyped.
@@ -12,8 +12,10 @@ import triton.language as tl
 from torch import Tensor
 
 from .fused import HeadTurn, LayerKV, TorchOps
+from .rounded_kv import MOST, RoundedKV, Stored
 from .span_rows import SpanRows
 
+_POINTED = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 _HEADS = 8  # that one program rotates
 _COLUMNS = 1024  # that one program multiplies
 # Programs that read stored rows, and rows of each at a time: enough bytes on their way to fill the bus to the host's
@@ -39,7 +41,7 @@ class TritonOps(TorchOps):
             )  # fmt: skip
         return normed, residual
 
-    def rotated_into(self, qkv: Tensor, turn: HeadTurn, slots: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def rotated_into(self, qkv: Tensor, turn: HeadTurn, slots: Tensor, k: Stored, v: Stored) -> Tensor:
         rows, total, dim = qkv.shape
         q = torch.empty((rows, turn.heads, dim), dtype=qkv.dtype, device=qkv.device)
         weight = turn.cos if turn.norm is None else turn.norm
@@ -51,11 +53,14 @@ class TritonOps(TorchOps):
             "HEADS": _HEADS,
             "NORM": turn.norm is not None,
             "num_warps": 4,
+            **_rounding(k),
         }
+        (k, k_scales), (v, v_scales) = numbers_of(k), numbers_of(v)
         if rows:
             _rotated_into[(rows, triton.cdiv(total, _HEADS))](
-                qkv, q, k, v, slots, turn.cos, turn.sin, weight, k.stride(0), turn.eps, **constants
-            )
+                qkv, q, k, v, k_scales, v_scales, slots, turn.cos, turn.sin, weight,
+                k.stride(0), k_scales.stride(0), turn.eps, **constants,
+            )  # fmt: skip
         return q
 
     def placed(self, rows: SpanRows, layer: int, turn: tuple[Tensor, Tensor], slots: Tensor, pool: LayerKV) -> None:
@@ -67,11 +72,17 @@ class TritonOps(TorchOps):
             "HALF": dim // 2,
             "HALF_PAD": triton.next_power_of_2(dim // 2),
             "ROWS": _PLACED_ROWS,
+            "SOURCE": _POINTED[rows.dtype],
             "num_warps": 8,
+            **_rounding(k),
         }
+        (k, k_scales), (v, v_scales) = numbers_of(k), numbers_of(v)
         if count:
             grid = (min(_PLACERS, triton.cdiv(count, _PLACED_ROWS)),)
-            _placed[grid](rows.addresses, count, layer, k, v, slots, *turn, k.stride(0), **constants)
+            _placed[grid](
+                rows.addresses, count, layer, k, v, k_scales, v_scales, slots, *turn, k.stride(0), k_scales.stride(0),
+                **constants,
+            )  # fmt: skip
 
     def gated(self, gate_up: Tensor, activation: str) -> Tensor:
         rows, width = gate_up.shape
@@ -80,6 +91,18 @@ class TritonOps(TorchOps):
         if rows:
             _gated[(rows, triton.cdiv(width // 2, _COLUMNS))](gate_up, out, width // 2, **constants)
         return out
+
+
+def _rounding(stored: Stored) -> dict[str, Any]:
+    """How a kernel rounds what it stores, as constants."""
+    if not isinstance(stored, RoundedKV):
+        return {"MOST": 0, "WHOLE": False}
+    return {"MOST": MOST[stored.numbers.dtype], "WHOLE": stored.numbers.dtype == torch.int8}
+
+
+def numbers_of(stored: Stored) -> tuple[Tensor, Tensor]:
+    """A layer's keys or values and their scales, as kernels take them. Where there are none, nothing reads them."""
+    return (stored.numbers, stored.scales) if isinstance(stored, RoundedKV) else (stored, stored)
 
 
 @triton.jit
@@ -107,11 +130,15 @@ def _add_norm(x, residual, weight, first, normed, hidden, eps, BLOCK: tl.constex
 
 @triton.jit
 def _rotated_into(
-    qkv, q, k, v, slots, cos, sin, weight, slot_stride, eps,
-    Q: tl.constexpr, KV: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr, HEADS: tl.constexpr, NORM:
-    tl.constexpr,
+    qkv, q, k, v, k_scales, v_scales, slots, cos, sin, weight, slot_stride, scale_stride, eps,
+    Q: tl.constexpr, KV: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr, HEADS: tl.constexpr,
+    NORM: tl.constexpr, MOST: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
-    """Some heads of one row: norm, rotate, and store queries to `q`, keys and values to the row's slot."""
+    """Some heads of one row: norm, rotate, and store queries to `q`, keys and values to the row's slot.
+
+    With `MOST`, the largest number of the pool's dtype, they are rounded to steps of a scale for each head; `WHOLE`
+    says that these are whole numbers.
+    """
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     d = tl.arange(0, DIM_PAD)
@@ -130,18 +157,49 @@ def _rotated_into(
     s = tl.load(sin + row * DIM + d, mask=d < DIM, other=0.0).to(tl.float32)[None, :]
     rotated = (x * c + y * s).to(q.dtype.element_ty)
     tl.store(q + (row * Q + head[:, None]) * DIM + d[None, :], rotated, mask=here & (head < Q)[:, None])
-    place = tl.load(slots + row) * slot_stride
-    key = head - Q
-    tl.store(k + place + key[:, None] * DIM + d[None, :], rotated, mask=here & ((key >= 0) & (key < KV))[:, None])
-    tl.store(v + place + (key - KV)[:, None] * DIM + d[None, :], raw, mask=here & (key >= KV)[:, None])
+    slot = tl.load(slots + row)
+    place, key = slot * slot_stride, head - Q
+    is_key, is_value = (key >= 0) & (key < KV), (key >= KV) & (key < 2 * KV)
+    if MOST > 0:
+        wide = tl.where(is_key[:, None], rotated, raw).to(tl.float32)
+        scale = _scale(wide, 1, MOST)
+        fresh_k = _steps(wide, scale, MOST, WHOLE).to(k.dtype.element_ty)
+        fresh_v = fresh_k
+        at = slot * scale_stride
+        tl.store(k_scales + at + key, scale, mask=is_key)
+        tl.store(v_scales + at + key - KV, scale, mask=is_value)
+    else:
+        fresh_k = rotated
+        fresh_v = raw
+    tl.store(k + place + key[:, None] * DIM + d[None, :], fresh_k, mask=here & is_key[:, None])
+    tl.store(v + place + (key - KV)[:, None] * DIM + d[None, :], fresh_v, mask=here & is_value[:, None])
+
+
+@triton.jit
+def _scale(x, AXIS: tl.constexpr, MOST: tl.constexpr):
+    """What makes the largest magnitude along the last axis, `AXIS`, the pool's largest number."""
+    return tl.maximum(tl.max(tl.abs(x), AXIS) / MOST, 1e-30)
+
+
+@triton.jit
+def _steps(x, scale, MOST: tl.constexpr, WHOLE: tl.constexpr):
+    """`x` in steps of `scale`, which has all axes but the last."""
+    steps = tl.minimum(tl.maximum(x / tl.expand_dims(scale, -1), -MOST), MOST)
+    if WHOLE:
+        steps = (steps + 12582912.0) - 12582912.0  # 1.5 * 2**23: the sum has no bits left for a fraction
+    return steps
 
 
 @triton.jit
 def _placed(
-    addresses, rows, layer, k, v, slots, cos, sin, slot_stride,
+    addresses, rows, layer, k, v, k_scales, v_scales, slots, cos, sin, slot_stride, scale_stride,
     KV: tl.constexpr, KV_PAD: tl.constexpr, HALF: tl.constexpr, HALF_PAD: tl.constexpr, ROWS: tl.constexpr,
+    SOURCE: tl.constexpr, MOST: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
-    """Rows in blocks, each program some: turn the keys, store keys and values at the rows' slots."""
+    """Rows in blocks, each program some: turn the keys, store keys and values at the rows' slots.
+
+    The addresses are those of numbers of `SOURCE`. `MOST` and `WHOLE` as for `_rotated_into`.
+    """
     head, d = tl.arange(0, KV_PAD)[None, :, None], tl.arange(0, HALF_PAD)[None, None, :]
     at = head * 2 * HALF + d
     for first in range(tl.program_id(0) * ROWS, rows, tl.num_programs(0) * ROWS):
@@ -152,8 +210,8 @@ def _placed(
         key += layer * tl.load(addresses + 2 * rows + row, mask=live, other=0)
         value += layer * tl.load(addresses + 3 * rows + row, mask=live, other=0)
         here = live[:, None, None] & (head < KV) & (d < HALF)
-        keys = key.to(tl.pointer_type(k.dtype.element_ty))[:, None, None] + at
-        values = value.to(tl.pointer_type(v.dtype.element_ty))[:, None, None] + at
+        keys = key.to(tl.pointer_type(SOURCE))[:, None, None] + at
+        values = value.to(tl.pointer_type(SOURCE))[:, None, None] + at
         x = tl.load(keys, mask=here, other=0.0).to(tl.float32)
         y = tl.load(keys + HALF, mask=here, other=0.0).to(tl.float32)
         low = tl.load(values, mask=here, other=0.0)
@@ -162,11 +220,25 @@ def _placed(
         turned = live[:, None, None] & (d < HALF)
         c = tl.load(cos + angle, mask=turned, other=0.0)
         s = tl.load(sin + HALF + angle, mask=turned, other=0.0)
-        place = tl.load(slots + row, mask=live, other=0)[:, None, None] * slot_stride + at
-        tl.store(k + place, (x * c - y * s).to(k.dtype.element_ty), mask=here)
-        tl.store(k + place + HALF, (y * c + x * s).to(k.dtype.element_ty), mask=here)
-        tl.store(v + place, low, mask=here)
-        tl.store(v + place + HALF, high, mask=here)
+        slot = tl.load(slots + row, mask=live, other=0)
+        place = slot[:, None, None] * slot_stride + at
+        first_k, second_k = x * c - y * s, y * c + x * s
+        if MOST > 0:
+            first_v, second_v = low.to(tl.float32), high.to(tl.float32)
+            scale_k = tl.maximum(_scale(first_k, 2, MOST), _scale(second_k, 2, MOST))
+            scale_v = tl.maximum(_scale(first_v, 2, MOST), _scale(second_v, 2, MOST))
+            kv_head = tl.arange(0, KV_PAD)[None, :]
+            scale_at, scaled = slot[:, None] * scale_stride + kv_head, live[:, None] & (kv_head < KV)
+            tl.store(k_scales + scale_at, scale_k, mask=scaled)
+            tl.store(v_scales + scale_at, scale_v, mask=scaled)
+            first_k, second_k = _steps(first_k, scale_k, MOST, WHOLE), _steps(second_k, scale_k, MOST, WHOLE)
+            first_v, second_v = _steps(first_v, scale_v, MOST, WHOLE), _steps(second_v, scale_v, MOST, WHOLE)
+        else:
+            first_v, second_v = low, high
+        tl.store(k + place, first_k.to(k.dtype.element_ty), mask=here)
+        tl.store(k + place + HALF, second_k.to(k.dtype.element_ty), mask=here)
+        tl.store(v + place, first_v.to(v.dtype.element_ty), mask=here)
+        tl.store(v + place + HALF, second_v.to(v.dtype.element_ty), mask=here)
 
 
 @triton.jit

@@ -17,9 +17,10 @@ from .dtype_choice import fastest_dtype
 from .families import FAMILIES
 from .model import Decoder
 from .native import Library, Unavailable, checked, native_library
+from .quantization import Quantization, quantized_forms
 from .spec import ModelSpec, eos_ids, spec_from_config
 from .tokenizer import ChatTokenizer
-from .weights import Quantization, SafetensorsSource, load_weights, weight_files
+from .weights import SafetensorsSource, load_weights, weight_files
 
 logger = logging.getLogger(__name__)
 
@@ -56,10 +57,10 @@ def load_model(
     """Load a Hugging Face directory, a `.gguf` file, or a name that the catalogue or the hub cache knows.
 
     `dtype` is float32, bfloat16, float16, auto (float32 on a CPU, bfloat16 on a GPU) or fastest (on a CPU measured once
-    a process, elsewhere as auto). `quantize="int8"` rounds all matrices to 8 bits (on an x86 CPU in float32 only):
-    faster, in less memory, not exact. `native`: steps of few rows on a CPU go through C++ that is compiled where this
-    has not been done yet, which takes some seconds; where it cannot be, torch runs them. Raises ModelUnavailable (not
-    there, incomplete, damaged) or ConfigError (not supported); both say what is wrong and where.
+    a process, elsewhere as auto). `quantize` rounds all matrices: faster, in less memory, not exact. int8 runs on an
+    x86 CPU (in float32) and on a GPU, int4 and fp8 on a GPU. `native`: steps of few rows on a CPU go through C++ that
+    is compiled where this has not been done yet, which takes some seconds; where it cannot be, torch runs them. Raises
+    ModelUnavailable (not there, incomplete, damaged) or ConfigError (not supported); both say what is wrong and where.
     """
     chosen = resolve_dtype(dtype, device)
     path = _located(path_or_name)
@@ -67,14 +68,10 @@ def load_model(
         spec, generation = _spec(directory), _generation_config(directory)
         if chosen == torch.float16 and not FAMILIES[spec.family].float16:
             raise ConfigError(f"dtype float16: activations of {spec.family} exceed its range; use bfloat16")
+        forms = quantized_forms(quantize, spec, dtype=chosen, device=torch.device(device))
         library, steps = _library(spec, chosen, device, quantize) if native else (None, "torch (native is off)")
         weights = load_weights(
-            SafetensorsSource(directory),
-            spec,
-            dtype=chosen,
-            device=device,
-            quantize=quantize,
-            native=library is not None,
+            SafetensorsSource(directory), spec, dtype=chosen, device=device, forms=forms, native=library is not None
         )
         tokenizer = ChatTokenizer(directory) if any(map(Path.is_file, map(directory.joinpath, TOKENIZERS))) else None
     return LoadedModel(

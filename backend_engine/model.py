@@ -17,6 +17,7 @@ from .native import Library, NativeSteps
 from .native.bindings import MOST_ROWS
 from .pool import KVPool
 from .rope import LayerRopes
+from .rounded_kv import Stored
 from .spec import ModelSpec
 from .weights import Weights
 
@@ -67,7 +68,7 @@ class Decoder:
         Rows that a narrowing drops write nothing from its selector's layer on: what was loaded into their slots
         stays. No value is read back from the device.
         """
-        if self._native is not None and self._native.takes(batch):
+        if self._native is not None and self._native.takes(batch, pool):
             return StepOutput(self._native.forward(batch, pool), ())
         ops, spec, weights = self._ops, self.spec, self.weights
         last = spec.layers - 1
@@ -127,7 +128,7 @@ class Decoder:
 
 
 def _surviving(
-    due: tuple[Narrowing, ...], batch: StepBatch, k: Tensor, v: Tensor, pool_k: Tensor, pool_v: Tensor
+    due: tuple[Narrowing, ...], batch: StepBatch, k: Tensor, v: Tensor, pool_k: Stored, pool_v: Stored
 ) -> tuple[Tensor, list[int]]:
     """The rows that go on after this layer's narrowings, ascending, and how many each request has of them.
 

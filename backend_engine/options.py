@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..prompt.errors import ConfigError
+from .types import KVDtype
 
 # The default where guessing was measured to pay: on a CPU.
 GUESSED_TOKENS = 15
@@ -11,7 +12,8 @@ GUESSED_TOKENS = 15
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
-    """`kv_bytes` is the memory for KV, unless `pages` says how many pages there are.
+    """`kv_bytes` is the memory for KV, unless `pages` says how many pages there are; `kv_dtype` is how it is stored: as
+    the model computes it (auto), or rounded to 8 bits.
 
     `step_tokens` bounds the rows of a step. While streams run, a step with prefills shall take about `stall` times as
     long as one without (None: whatever `step_tokens` takes), but has at least `least_prefill` rows of prefills. A
@@ -25,6 +27,7 @@ class EngineOptions:
     """
 
     kv_bytes: int = 1 << 30
+    kv_dtype: KVDtype = "auto"
     pages: int | None = None
     page_size: int = 16
     step_tokens: int = 512

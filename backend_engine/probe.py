@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from .rounded_kv import Stored
 from .spec import ModelSpec
 
 PROBING_ROWS = 32  # at most so many of a prompt's last rows look: the weights are [heads, rows, keys] in float32
@@ -24,7 +25,7 @@ class Probe:
     depth: float
     attention: Tensor
 
-    def look(self, layer: int, q: Tensor, k_pool: Tensor, visible: Tensor, spec: ModelSpec) -> None:
+    def look(self, layer: int, q: Tensor, k_pool: Stored, visible: Tensor, spec: ModelSpec) -> None:
         """`q` [rows of the step, heads, head_dim] and `k_pool` [slots, kv_heads, head_dim] are rotated.
 
         `visible` is the batch's, [rows of the step].

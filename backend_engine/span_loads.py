@@ -81,7 +81,7 @@ class _SpanLoads:
         self._ops = ops
         self._stream = stream
         self._marks: list[Mark] = []
-        self._rows = SpanRows.readable((span.kv for span in spans), device=slots.device, dtype=pool.data.dtype)
+        self._rows = SpanRows.readable((span.kv for span in spans), device=slots.device, dtype=pool.wide)
         old = torch.cat([_places(span.start if span.position is None else span.position, span) for span in spans])
         new = torch.cat([_places(span.start, span) for span in spans])
         self._turns = ropes.turns(old.to(slots.device), new.to(slots.device))

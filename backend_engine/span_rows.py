@@ -1,4 +1,4 @@
-"""The rows of reused spans, where a device's kernels can read them: in its own memory or in pinned memory of the host."""
+"""The rows of reused spans, where a device's kernels can read them: in its own memory or pinned in the host's."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -24,6 +24,10 @@ class SpanRows:
         """Blocks of another dtype, and those in memory that the device cannot read, are copied to it."""
         made = (KVBlock(*(_readable(part, device, dtype) for part in (one.k, one.v))) for one in blocks)
         return cls(tuple(made), device)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.blocks[0].k.dtype
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
         """A layer's keys and values, [rows, kv_heads, head_dim] each, on the device."""

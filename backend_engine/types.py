@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from .grammar.compiler import CompiledGrammar
 
 FinishReason = Literal["stop", "length", "abort"]
+KVDtype = Literal["auto", "int8", "fp8"]
+"""How a pool holds keys and values: as the model computes them, or rounded to 8 bits."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -14,10 +14,7 @@ from torch import Tensor
 
 from ..prompt.errors import ModelUnavailable
 from .linear import Forms, Linear, Table, float_forms
-from .quant import INT8, check_int8
 from .spec import ModelSpec
-
-Quantization = Literal["none", "int8"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,18 +113,18 @@ def load_weights(
     *,
     dtype: torch.dtype,
     device: torch.device | str = "cpu",
-    quantize: Quantization = "none",
+    forms: Forms | None = None,
     native: bool = False,
 ) -> Weights:
-    """Read, convert and fuse all weights, and bring them into the form of their products.
+    """Read, convert and fuse all weights, and bring them into `forms` (None: the fastest that are not quantized).
 
-    `native`: in a form that native steps can read. Raises ModelUnavailable naming the tensors that do not fit,
-    ConfigError for what cannot be quantized here.
+    `native`: in memory, and without `forms` in forms, that native steps can read. Raises ModelUnavailable naming the
+    tensors that do not fit.
     """
     device = torch.device(device)
     shapes = expected_shapes(spec)
     nbytes = dtype.itemsize * sum(math.prod(shape) for shape in shapes.values())
-    forms = _forms(dtype, device, quantize, nbytes=nbytes, native=native)
+    forms = forms or float_forms(dtype, device, nbytes=nbytes, native=native)
     _check(source.shapes, shapes)
 
     def read(*names: str) -> Tensor:
@@ -150,13 +147,6 @@ def load_weights(
         norm=norm("model.norm.weight"),
         head=head,
     )
-
-
-def _forms(dtype: torch.dtype, device: torch.device, quantize: Quantization, *, nbytes: int, native: bool) -> Forms:
-    if quantize == "none":
-        return float_forms(dtype, device, nbytes=nbytes, native=native)
-    check_int8(device, dtype)
-    return INT8
 
 
 def expected_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:

@@ -63,8 +63,8 @@ class FallbackSpec(Spec):
 
 
 class EmbeddedBackend(Spec):
-    """Our own engine in this process. `kv_memory` in bytes; `step_tokens` is the token budget of one engine step
-    (None: by the device).
+    """Our own engine in this process. `quantize` is how weights are held, `kv_dtype` how KV is; `kv_memory` in bytes;
+    `step_tokens` is the token budget of one engine step (None: by the device).
 
     While streams run, a step with prefills shall take about `stall` times as long as one without. At most `queue`
     requests wait, with at most `queue_tokens` tokens, for at most `queue_timeout` seconds.
@@ -78,10 +78,11 @@ class EmbeddedBackend(Spec):
     model: Text = "smollm2-135m-instruct"
     served_name: Text | None = None
     dtype: Literal["auto", "fastest", "float32", "bfloat16", "float16"] = "auto"
-    quantize: Literal["none", "int8"] = "none"
+    quantize: Literal["none", "int8", "int4", "fp8"] = "none"
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = "auto"
     context_limit: Annotated[int, Field(gt=0)] | None = None
     kv_memory: Bytes = 2 * 2**30
+    kv_dtype: Literal["auto", "int8", "fp8"] = "auto"
     prefix_cache: PrefixCacheSpec = PrefixCacheSpec()
     step_tokens: Annotated[int, Field(ge=16)] | None = None
     stall: Annotated[float, Field(gt=1)] = 2.5

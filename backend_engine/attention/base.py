@@ -9,16 +9,18 @@ from typing import Protocol
 from torch import Tensor
 
 from ..batch import StepBatch
+from ..rounded_kv import Stored
 
 
 class AttentionPlan(Protocol):
     """Attention for the rows of one batch; called once a layer. It keeps no results and writes only its own output."""
 
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def __call__(self, q: Tensor, k: Stored, v: Stored) -> Tensor:
         """Attend from `q` [rows, heads, dim] over one layer of the pool, `k` and `v` [slots, kv_heads, dim].
 
         Returns [rows, heads, dim] in q's dtype, contiguous. Query head h reads key/value head `h * kv_heads //
-        heads`. The rows' own keys must have been written before. A slot that no row may see is never allowed to
+        heads`. The rows' own keys must have been written before. Of a rounded pool it sees what is stored, with sums in
+        float32. A slot that no row may see is never allowed to
         influence the result.
         """
         ...

@@ -12,14 +12,16 @@ import triton.language as tl
 
 @triton.jit
 def attend(
-    q, k, v, out, part, lse, tiles, visible, table,
-    q_row, q_head, kv_slot, kv_head_stride, table_row, rows, scale_log2,
+    q, k, v, k_scales, v_scales, out, part, lse, tiles, visible, table,
+    q_row, q_head, kv_slot, kv_head_stride, scale_slot, table_row, rows, scale_log2,
     GROUP: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr, PAGE: tl.constexpr,
-    WINDOW: tl.constexpr, TILE_ROWS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SPLITS: tl.constexpr,
+    WINDOW: tl.constexpr, ROUNDED: tl.constexpr, TILE_ROWS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    SPLITS: tl.constexpr,
 ):  # fmt: skip
     """One tile against the keys of one split. `scale_log2` turns scores into base-2 logarithms.
 
-    `WINDOW` is how many of its visible keys a row sees, the last ones; 0 is all.
+    `WINDOW` is how many of its visible keys a row sees, the last ones; 0 is all. `ROUNDED` keys and values are numbers
+    of 8 bits, with scales for each slot and head.
     """
     tile, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     request = tl.load(tiles + tile * 3)
@@ -50,26 +52,27 @@ def attend(
     acc = tl.zeros((BLOCK_M, DIM_PAD), tl.float32)
     row_table = table + request * table_row
     head_k, head_v = k + kv_head * kv_head_stride, v + kv_head * kv_head_stride
+    scales_k, scales_v = k_scales + kv_head, v_scales + kv_head
     # Keys that every live row sees need no mask; causal prefill has few blocks that do, at the windows' two ends.
     if WINDOW:
         inner = tl.maximum(begin, tl.cdiv(tl.maximum(most - WINDOW, 0), BLOCK_N) * BLOCK_N)
         for at in range(begin, tl.minimum(inner, end), BLOCK_N):
             top, total, acc = _block(
-                query, top, total, acc, at, end, seen, row_table, head_k, head_v, kv_slot, scale_log2,
-                DIM, DIM_PAD, PAGE, WINDOW, BLOCK_N, True,
+                query, top, total, acc, at, end, seen, row_table, head_k, head_v, scales_k, scales_v, kv_slot,
+                scale_slot, scale_log2, DIM, DIM_PAD, PAGE, WINDOW, ROUNDED, BLOCK_N, True,
             )  # fmt: skip
     else:
         inner = begin
     plain = tl.maximum(inner, tl.minimum(end, least) // BLOCK_N * BLOCK_N)
     for at in range(inner, plain, BLOCK_N):
         top, total, acc = _block(
-            query, top, total, acc, at, end, seen, row_table, head_k, head_v, kv_slot, scale_log2,
-            DIM, DIM_PAD, PAGE, WINDOW, BLOCK_N, False,
+            query, top, total, acc, at, end, seen, row_table, head_k, head_v, scales_k, scales_v, kv_slot,
+            scale_slot, scale_log2, DIM, DIM_PAD, PAGE, WINDOW, ROUNDED, BLOCK_N, False,
         )  # fmt: skip
     for at in range(plain, end, BLOCK_N):
         top, total, acc = _block(
-            query, top, total, acc, at, end, seen, row_table, head_k, head_v, kv_slot, scale_log2,
-            DIM, DIM_PAD, PAGE, WINDOW, BLOCK_N, True,
+            query, top, total, acc, at, end, seen, row_table, head_k, head_v, scales_k, scales_v, kv_slot,
+            scale_slot, scale_log2, DIM, DIM_PAD, PAGE, WINDOW, ROUNDED, BLOCK_N, True,
         )  # fmt: skip
     scaled = acc / tl.where(total == 0.0, 1.0, total)[:, None]
     target = row[:, None].to(tl.int64) * (HEADS * DIM) + head[:, None] * DIM + d[None, :]
@@ -84,9 +87,9 @@ def attend(
 
 @triton.jit
 def _block(
-    query, top, total, acc, at, end, seen, table, k, v, kv_slot, scale_log2,
-    DIM: tl.constexpr, DIM_PAD: tl.constexpr, PAGE: tl.constexpr, WINDOW: tl.constexpr, BLOCK_N: tl.constexpr,
-    MASKED: tl.constexpr,
+    query, top, total, acc, at, end, seen, table, k, v, k_scales, v_scales, kv_slot, scale_slot, scale_log2,
+    DIM: tl.constexpr, DIM_PAD: tl.constexpr, PAGE: tl.constexpr, WINDOW: tl.constexpr, ROUNDED: tl.constexpr,
+    BLOCK_N: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """One block of keys: the running maximum, denominator and weighted sum of values with it."""
     key = at + tl.arange(0, BLOCK_N)
@@ -96,7 +99,8 @@ def _block(
         page = tl.load(table + key // PAGE, mask=in_keys, other=0)
     else:
         page = tl.load(table + key // PAGE)
-    place = (page.to(tl.int64) * PAGE + key % PAGE)[:, None] * kv_slot + d[None, :]
+    slot = page.to(tl.int64) * PAGE + key % PAGE
+    place = slot[:, None] * kv_slot + d[None, :]
     if MASKED:
         wanted = in_keys[:, None] & (d < DIM)[None, :]
         keys = tl.load(k + place, mask=wanted, other=0.0)
@@ -107,7 +111,18 @@ def _block(
     else:
         keys = tl.load(k + place, mask=(d < DIM)[None, :], other=0.0)
         values = tl.load(v + place, mask=(d < DIM)[None, :], other=0.0)
-    scores = tl.dot(query, tl.trans(keys), input_precision="ieee") * scale_log2
+    if ROUNDED:
+        # Numbers of 8 bits are exact in any dtype of queries. Scales multiply what has no head dimension any more.
+        if MASKED:
+            key_scale = tl.load(k_scales + slot * scale_slot, mask=in_keys, other=0.0)
+            value_scale = tl.load(v_scales + slot * scale_slot, mask=in_keys, other=0.0)
+        else:
+            key_scale = tl.load(k_scales + slot * scale_slot)
+            value_scale = tl.load(v_scales + slot * scale_slot)
+        keys = keys.to(query.dtype)
+        scores = tl.dot(query, tl.trans(keys), input_precision="ieee") * (key_scale * scale_log2)[None, :]
+    else:
+        scores = tl.dot(query, tl.trans(keys), input_precision="ieee") * scale_log2
     if MASKED:
         visible = in_keys[None, :] & (key[None, :] < seen[:, None])
         if WINDOW:
@@ -119,6 +134,12 @@ def _block(
     weight = tl.exp2(scores - base[:, None])
     shrink = tl.exp2(top - base)
     total = total * shrink + tl.sum(weight, 1)
+    if ROUNDED:
+        if query.dtype == tl.float16:  # which has no room below for weights times scales
+            values = (values.to(tl.float32) * value_scale[:, None]).to(tl.float16)
+        else:
+            weight *= value_scale[None, :]
+            values = values.to(query.dtype)
     acc = acc * shrink[:, None] + tl.dot(weight.to(values.dtype), values, input_precision="ieee")
     return fresh, total, acc
 

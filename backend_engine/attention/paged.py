@@ -15,6 +15,8 @@ import triton
 from torch import Tensor
 
 from ..batch import StepBatch
+from ..fused_triton import numbers_of
+from ..rounded_kv import RoundedKV, Stored
 from .kernels import attend, merge
 
 # Programs that keep a large card busy; below it keys are split. At most MOST_SPLITS parts, which one program merges.
@@ -48,7 +50,7 @@ class TritonPlan:
     _tiles: Tensor | None = None
     _shape: tuple[int, int, int] = (0, 0, 0)  # rows a tile, BLOCK_M, splits
 
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def __call__(self, q: Tensor, k: Stored, v: Stored) -> Tensor:
         rows, heads, dim = q.shape
         out = torch.empty((rows, heads, dim), dtype=q.dtype, device=q.device)
         if rows == 0:
@@ -71,6 +73,7 @@ class TritonPlan:
             "GROUP": group,
             "PAGE": self.page_size,
             "WINDOW": self.window or 0,
+            "ROUNDED": isinstance(k, RoundedKV),
             "TILE_ROWS": tile_rows,
             "BLOCK_M": block_m,
             "BLOCK_N": 64 if dim_pad <= 128 else 32,
@@ -78,9 +81,11 @@ class TritonPlan:
             "num_stages": 3 if block_m > 64 else 2,
         }
         table, visible = self.batch.page_table, self.batch.visible
-        strides = (q.stride(0), q.stride(1), k.stride(0), k.stride(1), table.stride(0))
+        (k, k_scales), (v, v_scales) = numbers_of(k), numbers_of(v)
+        strides = (q.stride(0), q.stride(1), k.stride(0), k.stride(1), k_scales.stride(0), table.stride(0))
         attend[(tiles, kv_heads, splits)](
-            q, k, v, out, part, lse, self._tiles, visible, table, *strides, rows, self.scale * LOG2_E,
+            q, k, v, k_scales, v_scales, out, part, lse, self._tiles, visible, table, *strides, rows,
+            self.scale * LOG2_E,
             **constants, **tiling,
         )  # fmt: skip
         if splits > 1:

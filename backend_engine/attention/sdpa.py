@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..batch import StepBatch
+from ..rounded_kv import RoundedKV, Stored
 
 ROW_BLOCK = 256  # rows that share one mask: keys that none of them sees are not touched at all
 
@@ -69,24 +70,36 @@ class SdpaPlan:
     page_size: int
     scale: float
 
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def __call__(self, q: Tensor, k: Stored, v: Stored) -> Tensor:
         if not self.requests:
             return torch.empty_like(q)
         rows = q.view(q.shape[0], k.shape[1], -1, k.shape[2])  # [rows, kv_heads, group, dim]
         parts = [
             self._attend(block, rows[block.start : block.stop], keys, values)
             for request in self.requests
-            for keys, values in [(self._stored(request, k), self._stored(request, v))]
+            for keys, values in [(self._stored(request, k, q.dtype), self._stored(request, v, q.dtype))]
             for block in request.blocks
         ]
         return (parts[0] if len(parts) == 1 else torch.cat(parts)).view(q.shape)
 
-    def _stored(self, request: _Request, stored: Tensor) -> Tensor:
-        """A request's keys or values [keys, kv_heads, dim] and what may follow them; a view of consecutive pages."""
+    def _stored(self, request: _Request, stored: Stored, dtype: torch.dtype) -> Tensor:
+        """A request's keys or values [keys, kv_heads, dim] and what may follow them; a view of consecutive pages.
+
+        Of a rounded pool a copy, in `dtype`.
+        """
+        if isinstance(stored, RoundedKV):
+            return stored[self._slots(request)].to(dtype)
         if request.pages is None:
             return stored[request.first :]
         paged = stored.view(-1, self.page_size, *stored.shape[1:])
         return paged.index_select(0, request.pages).flatten(0, 1)
+
+    def _slots(self, request: _Request) -> Tensor | slice:
+        """Where a request's keys lie."""
+        if request.pages is None:
+            return slice(request.first, request.first + request.keys)
+        ahead = torch.arange(self.page_size, device=request.pages.device)
+        return (request.pages[:, None] * self.page_size + ahead).flatten()[: request.keys]
 
     def _attend(self, block: _Block, rows: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """Attention of a block's rows [rows, kv_heads, group, dim], in that shape and contiguous."""

@@ -60,10 +60,11 @@ class NativeSteps:
             raise MemoryError("no memory for the rows of native steps")
         weakref.finalize(self, self._functions.promptsluice_close, self._handle)
 
-    def takes(self, batch: StepBatch) -> bool:
-        """Whether a step is one of these: few rows that all run through all layers, unobserved."""
+    def takes(self, batch: StepBatch, pool: KVPool) -> bool:
+        """Whether a step is one of these: few rows that all run through all layers, unobserved, over KV as computed."""
         return (
             0 < batch.rows <= MOST_ROWS
+            and pool.dtype == self._dtype
             and not batch.narrowings
             and not batch.probes
             and max(batch.key_count_host) < MOST_KEYS
@@ -71,7 +72,7 @@ class NativeSteps:
 
     def forward(self, batch: StepBatch, pool: KVPool) -> Tensor:
         """As Decoder.forward: the hidden states of the logit rows, float32 [logit rows, hidden]."""
-        assert pool.data.dtype == self._dtype and pool.data.is_contiguous(), pool.data.dtype
+        assert pool.dtype == self._dtype and pool.data.is_contiguous(), pool.dtype
         if batch.loads is not NO_LOADS:
             for index in range(self._spec.layers):
                 batch.loads.wait(index)

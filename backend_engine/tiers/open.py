@@ -26,7 +26,7 @@ def open_tiers(
     `stream` is where copies run: by default a CUDA stream on a GPU, and the engine's thread on a CPU. Raises
     ConfigError for a folder that cannot be used.
     """
-    dtype, device = pool.data.dtype, pool.data.device
+    dtype, device = pool.dtype, pool.data.device
     page_bytes = KVPool.bytes_per_token(spec, dtype) * pool.page_size
     pages = options.host_bytes // page_bytes
     if not pages:

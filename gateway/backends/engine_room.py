@@ -21,6 +21,7 @@ from ...backend_engine.loader import LoadedModel, load_model
 from ...backend_engine.model import Decoder
 from ...backend_engine.options import EngineOptions
 from ...backend_engine.params import SamplingDefaults, recommended
+from ...backend_engine.rounded_kv import kv_fingerprint
 from ...backend_engine.service import EngineService
 from ...backend_engine.tokenizer import ChatTokenizer, Encoded
 from ...backend_engine.types import GenerationRequest, PrefillWork, SamplingParams
@@ -108,7 +109,7 @@ class EngineRoom:
                 service,
                 store,
                 spec=model.spec,
-                fingerprint=model.fingerprint,
+                fingerprint=kv_fingerprint(model.fingerprint, spec.kv_dtype),
                 sinks=[sink],
                 breaks=breaks_in(model.tokenizer),
                 device=device,
@@ -217,6 +218,7 @@ def engine_options(spec: EmbeddedBackend, *, on_card: bool, prefixes: Path | Non
     usual = _HOST_BYTES if on_card else _PASSING_BYTES if prefixes else 0
     return EngineOptions(
         kv_bytes=spec.kv_memory,
+        kv_dtype=spec.kv_dtype,
         step_tokens=max(spec.step_tokens or (4096 if on_card else 512), spec.max_running),
         stall=spec.stall,
         least_prefill=256 if on_card else 16,

@@ -88,6 +88,7 @@ def forgotten(policies: "PolicySet", collection: str, texts: "Sequence[str]") ->
         return
     from ...backend_engine import ChatTokenizer
     from ...backend_engine.loader import fingerprint_of
+    from ...backend_engine.rounded_kv import kv_fingerprint
     from ...kv_reuse import KeySpace
     from ...prompt import ModelUnavailable
     from ..backends.engine_room import device_of
@@ -105,7 +106,7 @@ def forgotten(policies: "PolicySet", collection: str, texts: "Sequence[str]") ->
         tokenizer = ChatTokenizer(path)
         chunks = [tokenizer.encode_plain(text) for text in texts]
         for salt in Salts.of(policies).everywhere(collection):
-            space = KeySpace(fingerprint, salt)
+            space = KeySpace(kv_fingerprint(fingerprint, spec.kv_dtype), salt)
             for ids in chunks:
                 store.delete(space.key(ids))
 

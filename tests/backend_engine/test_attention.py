@@ -12,6 +12,7 @@ from promptsluice.backend_engine.attention import attention_backend
 from promptsluice.backend_engine.attention.base import AttentionBackend
 from promptsluice.backend_engine.attention.sdpa import ROW_BLOCK
 from promptsluice.backend_engine.batch import RequestRows, StepBatch, build_batch
+from promptsluice.backend_engine.rounded_kv import RoundedKV, rounded
 from promptsluice.prompt.errors import ConfigError
 from torch import Tensor
 
@@ -48,9 +49,13 @@ def check(
     window: int | None = None,
     unread: int = 0,
     dtype: torch.dtype = torch.float32,
+    stored: torch.dtype | None = None,
     tolerance: float = 2e-6,
 ) -> None:
-    """`unread` is how many of the first request's pages nobody may touch. The reference has the inputs of `dtype`."""
+    """`unread` is how many of the first request's pages nobody may touch. The reference has the inputs of `dtype`.
+
+    `stored` rounds keys and values, for the reference too.
+    """
     generator = torch.Generator().manual_seed(seed)
     batch, scale = build_batch(parts, page_size=PAGE), 0.85 * dim**-0.5
     q = torch.randn(batch.rows, kv_heads * group, dim, generator=generator).to(dtype)
@@ -60,10 +65,14 @@ def check(
     for page in set(range(pages)) - used:
         k[page * PAGE : (page + 1) * PAGE] = torch.nan
         v[page * PAGE : (page + 1) * PAGE] = torch.nan
+    given = [x.to(DEVICE) for x in (k, v)]
+    if stored is not None:
+        given = [RoundedKV.of(rounded(x, stored), stored, kv_heads, dim) for x in given]
+        k, v = (x[:].cpu() for x in given)
     expected = reference(q, k, v, batch, scale, window)
     made = attention_backend(backend) if isinstance(backend, str) else backend
-    batch, q, k, v = (build_batch(parts, page_size=PAGE, device=DEVICE), *(x.to(DEVICE) for x in (q, k, v)))
-    out = made.plan(batch, page_size=PAGE, scale=scale, window=window)(q, k, v)
+    batch = build_batch(parts, page_size=PAGE, device=DEVICE)
+    out = made.plan(batch, page_size=PAGE, scale=scale, window=window)(q.to(DEVICE), *given)
     assert out.is_contiguous() and out.dtype == dtype
     torch.testing.assert_close(out.double().cpu(), expected, rtol=0, atol=tolerance)
 
@@ -145,6 +154,26 @@ def test_keys_before_the_window_are_not_read(scattered: bool, backend: str) -> N
     random.Random(1).shuffle(pages)
     rows = [200, 203, 209] if scattered else [209]
     check([RequestRows(ids=rows, indices=rows, pages=pages)], pages=60, backend=backend, window=70, unread=32)
+
+
+@pytest.mark.parametrize("stored", [torch.int8, torch.float8_e4m3fn])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("window", [None, 70])
+def test_keys_and_values_in_8_bits(window: int | None, dtype: torch.dtype, stored: torch.dtype) -> None:
+    """A decode, scattered rows and a prefill, over consecutive and scattered pages, split and not."""
+    pages = list(range(120))
+    random.Random(3).shuffle(pages)
+    parts = [
+        RequestRows(ids=[0], indices=[209], pages=pages[:53]),
+        RequestRows(ids=range(5), indices=[3, 50, 90, 160, 199], pages=pages[53:103]),
+        RequestRows(ids=range(18), indices=range(18), pages=pages[103:108]),
+        RequestRows(ids=range(2), indices=range(8, 10), pages=[120, 121, 122]),
+    ]
+    tolerance = 2e-6 if dtype == torch.float32 else 3e-3
+    for backend in ("sdpa", triton_attention(256), triton_attention(32)):
+        check(
+            parts, pages=130, backend=backend, dim=80, window=window, dtype=dtype, stored=stored, tolerance=tolerance
+        )  # fmt: skip
 
 
 @pytest.mark.parametrize("rows", [1, 3])

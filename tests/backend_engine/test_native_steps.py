@@ -16,6 +16,7 @@ from promptsluice.backend_engine.linear import PlainLinear, PlainTable
 from promptsluice.backend_engine.model import Decoder
 from promptsluice.backend_engine.native import Library, Unavailable, checked, compiling, native_library
 from promptsluice.backend_engine.native.bindings import MOST_ROWS, functions
+from promptsluice.backend_engine.quant import INT8
 from promptsluice.backend_engine.rope import NONE, RopeSpec
 from promptsluice.backend_engine.spec import ModelSpec
 from promptsluice.backend_engine.weights import LayerWeights, Weights, expected_shapes, load_weights
@@ -203,7 +204,7 @@ def test_other_instruction_sets(library: Library, machine: str, tmp_path: Path) 
     assert other.lanes == (8 if machine == "haswell" else 4)
     for kind in KINDS:
         Pair(other, spec_of(kind)).compare(*mixed(shuffled(60)))
-    Pair(other, spec_of("llama"), quantize="int8").compare(*mixed(shuffled(60)), tolerance=3e-3)
+    Pair(other, spec_of("llama"), forms=INT8).compare(*mixed(shuffled(60)), tolerance=3e-3)
     pair = Pair(other, spec_of("llama"), dtype=torch.bfloat16)
     assert torch.isfinite(pair.run(*mixed(shuffled(60)))).all()
 
@@ -211,7 +212,7 @@ def test_other_instruction_sets(library: Library, machine: str, tmp_path: Path) 
 @pytest.mark.parametrize("kind", ["llama", "gemma", "one key head of seven"])
 def test_int8_weights(library: Library, kind: str) -> None:
     """Exact but for activations, of which 15 bits are kept."""
-    pair = Pair(library, spec_of(kind), quantize="int8")
+    pair = Pair(library, spec_of(kind), forms=INT8)
     pair.compare(*mixed(shuffled(60)), tolerance=3e-3)
 
 
@@ -225,7 +226,7 @@ def test_bfloat16_weights_and_pages(library: Library, kind: str) -> None:
     assert (pair.pool.data.double() - pair.exact_pool.data).norm() < 0.004 * pair.exact_pool.data.norm()
 
 
-@pytest.mark.parametrize("form", [{}, {"quantize": "int8"}, {"dtype": torch.bfloat16}], ids=["float32", "int8", "bf16"])
+@pytest.mark.parametrize("form", [{}, {"forms": INT8}, {"dtype": torch.bfloat16}], ids=["float32", "int8", "bf16"])
 def test_a_row_depends_neither_on_its_neighbours_nor_on_threads(library: Library, form: dict[str, Any]) -> None:
     """Bit for bit, also where alone its keys are cut into parts for several threads, and in company are not."""
     pair, pages = Pair(library, spec_of("llama"), pages=400, **form), shuffled(400)

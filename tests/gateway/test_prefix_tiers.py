@@ -29,6 +29,8 @@ def test_what_a_backend_asks_for_is_what_the_engine_gets(tmp_path: Path) -> None
     plain = backend("kv_memory: 1GiB")
     assert engine_options(plain, on_card=False, prefixes=None).host_bytes == 0
     assert engine_options(plain, on_card=True, prefixes=None).host_bytes == 4 << 30
+    assert engine_options(plain, on_card=False, prefixes=None).kv_dtype == "auto"
+    assert engine_options(backend("kv_dtype: int8"), on_card=False, prefixes=None).kv_dtype == "int8"
     sized = backend("prefix_cache: {host: 1GiB, disk: {path: x, size: 2GiB}}")
     options = engine_options(sized, on_card=False, prefixes=tmp_path)
     assert (options.host_bytes, options.disk_bytes, options.disk_path) == (1 << 30, 2 << 30, tmp_path)

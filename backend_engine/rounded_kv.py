@@ -1,0 +1,119 @@
+"""Keys and values in 8 bits: int8 or e4m3, with a float32 scale for each token and head, in one row of bytes a token.
+
+A row holds all heads' numbers, then all heads' scales, each part filled up to 16 bytes, so that whoever moves pages
+moves bytes and need not know what they mean. The rounding is `x ~ scale * q`, the head's largest magnitude becoming the
+largest number there is.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..prompt.errors import ConfigError
+from .types import KVDtype
+
+MOST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
+"""The dtypes of a rounded pool, and the largest number of each."""
+
+_NAMES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
+_FP8_CAPABILITY = (8, 9)
+_ALIGNED = 16  # bytes that a GPU reads at a time
+_TINY = 1e-30  # a head of zeros must not be divided by zero
+
+
+def pool_dtype(kv_dtype: KVDtype, dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """What the pool of a model with activations of `dtype` holds. Raises ConfigError where that cannot run."""
+    if kv_dtype == "auto":
+        return dtype
+    if kv_dtype not in _NAMES:
+        raise ConfigError(f"kv_dtype {kv_dtype!r} is not known; known: auto, {', '.join(_NAMES)}")
+    if kv_dtype == "fp8" and device.type == "cuda":
+        found = torch.cuda.get_device_capability(device)
+        if found < _FP8_CAPABILITY:
+            raise ConfigError(
+                f"kv_dtype fp8 needs a GPU of compute capability 8.9 or later, this one has {found[0]}.{found[1]}; "
+                "use int8"
+            )
+    return _NAMES[kv_dtype]
+
+
+def kv_fingerprint(fingerprint: str, kv_dtype: KVDtype) -> str:
+    """The name of a model's KV, `fingerprint` being the model's: what was computed over rounded keys is another's."""
+    return fingerprint if kv_dtype == "auto" else f"{fingerprint}-{kv_dtype}"
+
+
+def row_bytes(kv_heads: int, head_dim: int) -> int:
+    """Bytes of one token's keys (or values) in one layer."""
+    return _aligned(kv_heads * head_dim) + _aligned(4 * kv_heads)
+
+
+def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """`x` [..., kv_heads, head_dim] as rows of bytes, uint8 [..., row_bytes]."""
+    *lead, heads, dim = x.shape
+    x = x.float()
+    scales = (x.abs().amax(dim=-1) / MOST[dtype]).clamp_min_(_TINY)
+    steps = x / scales[..., None]
+    numbers = (steps.round_() if dtype == torch.int8 else steps).to(dtype).view(torch.uint8)
+    rows = torch.zeros((*lead, row_bytes(heads, dim)), dtype=torch.uint8, device=x.device)
+    rows[..., : heads * dim] = numbers.flatten(-2)
+    start = _aligned(heads * dim)
+    rows[..., start : start + 4 * heads] = scales.contiguous().view(torch.uint8)
+    return rows
+
+
+def parts(rows: Tensor, dtype: torch.dtype, heads: int, dim: int) -> tuple[Tensor, Tensor]:
+    """Views of `rows` [..., row_bytes]: numbers [..., heads, dim] of `dtype` and float32 scales [..., heads]."""
+    start = _aligned(heads * dim)
+    numbers = rows[..., : heads * dim].view(dtype).unflatten(-1, (heads, dim))
+    return numbers, rows[..., start : start + 4 * heads].view(torch.float32)
+
+
+def widened(numbers: Tensor, scales: Tensor) -> Tensor:
+    """What they stand for, float32 [..., heads, dim]."""
+    # A product of int8 and float32 is one pass; e4m3 has no arithmetic.
+    return (numbers if numbers.dtype == torch.int8 else numbers.float()) * scales[..., None]
+
+
+@dataclass(frozen=True, slots=True)
+class RoundedKV:
+    """One layer's keys or values in a rounded pool, with what a tensor [slots, kv_heads, head_dim] is asked for.
+
+    `numbers` is int8 or e4m3 [slots, kv_heads, head_dim], `scales` float32 [slots, kv_heads]: views of `rows`, uint8
+    [slots, row_bytes].
+    """
+
+    rows: Tensor
+    numbers: Tensor
+    scales: Tensor
+
+    @classmethod
+    def of(cls, rows: Tensor, dtype: torch.dtype, heads: int, dim: int) -> "RoundedKV":
+        return cls(rows, *parts(rows, dtype, heads, dim))
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.numbers.shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of what is read, and of what is best written."""
+        return self.scales.dtype
+
+    def __getitem__(self, slots: Tensor | slice) -> Tensor:
+        """A copy in float32 of some slots, [chosen, kv_heads, head_dim]."""
+        _, heads, dim = self.shape
+        return widened(*parts(self.rows[slots], self.numbers.dtype, heads, dim))
+
+    def index_copy_(self, dim: int, slots: Tensor, x: Tensor) -> None:
+        """Round `x` [chosen, kv_heads, head_dim] into `slots` [chosen] int64; `dim` is 0, as a tensor's would be."""
+        assert dim == 0, dim
+        self.rows.index_copy_(0, slots, rounded(x, self.numbers.dtype))
+
+
+Stored = Tensor | RoundedKV
+"""One layer's keys or values in a pool."""
+
+
+def _aligned(count: int) -> int:
+    return -(-count // _ALIGNED) * _ALIGNED
