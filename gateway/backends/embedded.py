@@ -259,6 +259,7 @@ class EmbeddedBackend(Backend):
             call.policy.reuse,
             salt=partial(self._salt, call),
             own=own,
+            prefix=room.service.known_tokens(ids, namespace=call.tenant),
             promising=lambda places: room.control.promising(ids, places, call.policy, **about),
         )
         for salt, plan in found.plans:

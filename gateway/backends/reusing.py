@@ -59,21 +59,26 @@ def reused(
     *,
     salt: Callable[[Segment], str],
     own: str,
+    prefix: int,
     promising: Callable[[Sequence[Span]], bool],
 ) -> Reused:
     """What of a chat is stored, placed where it is needed: the encoded chunks under their segments' salts, and whatever
     of the other text is found under the salt `own`; nothing where these places are not `promising`.
 
-    What the user asks at the end is always computed: its meaning is in what stands before it.
+    The first `prefix` tokens are in the prefix tree, exact and free: only what goes on behind them is looked for. What
+    the user asks at the end is always computed: its meaning is in what stands before it.
     """
     ids = tokens.encoded.ids
     spans: dict[str, list[Span]] = {own: []}
+    taken: list[Span] = []
     for start, length, mark in tokens.encoded.spans:
-        spans.setdefault(salt(tokens.segments[mark]), []).append((start, length))
-    taken = [(start, length) for start, length, _ in tokens.encoded.spans]
+        if start + length > prefix:
+            spans.setdefault(salt(tokens.segments[mark]), []).append((start, length))
+            taken.append((start, length))
     until = max(0, len(ids) - max(_LAST, room.tokenizer.count(asked_last(prompt)) + _BEHIND))
     least, finder = policy.min_chunk_tokens, room.reuser.finder
-    found = finder.find(ids, salt=own, least=least, taken=taken, until=until)
+    exact = (0, prefix)
+    found = finder.find(ids, salt=own, least=least, taken=[*taken, exact], until=until)
     places = sorted([*taken, *((match.start, match.length) for match in found)])
     looked_up = bool(places) and promising(places)
     plan_all = partial(_plans, room, ids, spans, policy, found={own: found})
@@ -82,7 +87,7 @@ def reused(
     fresh = finder.fresh(
         ids,
         salt=own,
-        covered=[*taken, *((hit.start, hit.tokens) for hit in known)] if looked_up else places,
+        covered=[exact, *taken, *((hit.start, hit.tokens) for hit in known)] if looked_up else [exact, *places],
         least=least,
         until=until,
         sights=policy.learn_after,

@@ -1,14 +1,17 @@
 """What of a chat is looked up and learned, on a real tokenizer and without a model."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 from promptsluice.backend_engine import ChatTokenizer
-from promptsluice.gateway.backends.engine_room import breaks_in
-from promptsluice.gateway.backends.reusing import asked_last
-from promptsluice.kv_reuse import EmptyStore, Finder
+from promptsluice.gateway.backends.engine_room import Tokens, breaks_in
+from promptsluice.gateway.backends.reusing import Reused, asked_last, reused
+from promptsluice.kv_reuse import EmptyStore, Finder, ReusePlan
+from promptsluice.kv_reuse.blend import SpanHit
 from promptsluice.kv_reuse.cuts import BLANK, LINE, NONE, WALL
+from promptsluice.policies import ReuseSpec
 from promptsluice.prompt import Prompt
 
 LONG = "A sentence about the harbour of the town and its three piers of granite. " * 10
@@ -59,3 +62,51 @@ def test_text_is_found_whatever_stands_beside_it(smollm2_dir: Path, around: str)
     turned = ids(school, pier, "Who built it?")
     found = sum(match.length for match in finder.find(turned, salt="a", least=48))
     assert found > 0.9 * (tokenizer.count(pier) + tokenizer.count(school))
+
+
+@dataclass
+class Room:
+    """As much of an engine room as finding needs: what is stored is only known, and nothing is loaded."""
+
+    tokenizer: ChatTokenizer
+    finder: Finder
+
+    @property
+    def reuser(self) -> "Room":
+        return self
+
+    def plan(self, ids: Any, spans: Any, **options: Any) -> ReusePlan:
+        hits = tuple(SpanHit(match.start, match.length, "ram", 0) for match in options["found"])
+        return ReusePlan(None, (*hits, *(SpanHit(*span, "ram", 0) for span in spans)), ())
+
+
+def test_only_what_goes_on_behind_the_prefix_is_looked_for_and_learned(smollm2_dir: Path) -> None:
+    tokenizer = ChatTokenizer(smollm2_dir)
+    finder = Finder(EmptyStore(), fingerprint="model", breaks=breaks_in(tokenizer))
+    room: Any = Room(tokenizer, finder)
+    documents = "\n\n".join(f"The {name} was built first. {LONG}" for name in ("pier", "school", "church"))
+    prompt = Prompt.from_messages([{"role": "user", "content": f"{documents}\n\nQuestion: When?"}])
+    tokens = Tokens(encoded=tokenizer.encode_chat(prompt.messages))
+    total = len(tokens.encoded.ids)
+
+    def asked(prefix: int) -> Reused:
+        return reused(
+            room,
+            prompt,
+            tokens,
+            ReuseSpec(mode="blend"),
+            salt=lambda segment: "a",
+            own="a",
+            prefix=prefix,
+            promising=lambda places: True,
+        )
+
+    unknown = asked(0)
+    assert not unknown.hits and 0.8 * total < sum(map(len, unknown.fresh)) < total
+    half = asked(total // 2)
+    assert 0.3 * total < sum(map(len, half.fresh)) <= total // 2
+    assert asked(total).wanted == 0
+    for chunk in unknown.fresh:
+        finder.know(chunk, salt="a")
+    assert asked(0).hits[0].start < 40 and not asked(0).fresh
+    assert asked(total // 2).hits[0].start >= total // 2 and not asked(total).hits
