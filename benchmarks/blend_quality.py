@@ -57,7 +57,7 @@ METHODS = (
     "query attention, all layers",
     "query attention + 4 heads",
     "query attention, from a third",
-    "query attention, from two thirds",
+    "query attention, from half",
     "query attention, two looks",
 )
 TWICE = METHODS[-1]
@@ -82,7 +82,7 @@ def methods() -> dict[str, "Repair"]:
         Repair(chooser=QueryAttention(depth=0.0)),
         Repair(chooser=QueryAttention(heads=4)),
         Repair(chooser=QueryAttention(depth=1 / 3)),
-        Repair(chooser=QueryAttention(depth=2 / 3)),
+        Repair(chooser=QueryAttention(depth=0.5)),
         Repair(chooser=QueryAttention()),
     )
     return dict(zip(METHODS, repairs, strict=True))

@@ -60,7 +60,7 @@ class QueryAttention:
     """The rows that the question looks at most, in the layers from the share `depth` on, after `heads` first rows of
     each chunk, which count as looked at most of all."""
 
-    depth: float = 0.5
+    depth: float = 2 / 3
     heads: int = 0
 
     def __post_init__(self) -> None:
