@@ -11,6 +11,8 @@ from typing import Any
 from ..prompt.errors import BadRequest
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+TOOL_MARKS = ("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|python_tag|>")
+"""What models write around tool calls; some tokenizers have special tokens for it."""
 TEXT_PARTS = {"text": "text", "refusal": "refusal"}  # part type to the key of its text
 
 

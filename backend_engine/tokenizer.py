@@ -6,6 +6,7 @@ tokenizer knows as special tokens. In the ids, sentinels are then replaced by th
 Without either, the ids are exactly those of transformers' `apply_chat_template`.
 """
 
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,9 +17,12 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
 from ..prompt.errors import BadRequest, ConfigError
-from .chat import ChunkMark, PlainMessage, plain_messages
+from .chat import TOOL_MARKS, ChunkMark, PlainMessage, plain_messages
 from .sentinels import Sentinels, Swaps, sentinel_tokens
 from .token_bytes import TokenBytes
+
+# Of models that are loaded at once, each in its thread: transformers is found half imported by the second one.
+_IMPORTING = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +109,26 @@ class ChatTokenizer:
 
     def stream(self) -> "TokenStream":
         """A fresh incremental decoder for one generation."""
-        return TokenStream(self.backend)
+        return TokenStream(self.backend, self._marks)
+
+    @cached_property
+    def _marks(self) -> dict[int, str]:
+        """Tool calls are read out of the text: what marks them there has to be in it."""
+        return {token: text for text in TOOL_MARKS if (token := self.special_token(text)) is not None}
+
+    def special_token(self, text: str) -> int | None:
+        """The id of the special token that is written so; None where there is none."""
+        token = self.backend.token_to_id(text)
+        return token if token is not None and text in self._special else None
+
+    @cached_property
+    def _special(self) -> frozenset[str]:
+        return frozenset(_special_texts(self.backend))
+
+    @property
+    def tool_template(self) -> str:
+        """The chat template for requests with tools; empty where there is none at all."""
+        return self._chat_template(with_tools=True) if self.has_template else ""
 
     def _chat_template(self, with_tools: bool) -> str:
         if not self.has_template:
@@ -122,15 +145,19 @@ class ChatTokenizer:
 
 
 class TokenStream:
-    """Turns one generation's ids into text as they come. Holds back the bytes of an unfinished character."""
+    """Turns one generation's ids into text as they come. Holds back the bytes of an unfinished character.
 
-    def __init__(self, backend: Tokenizer) -> None:
+    `marks` are the special tokens that are text nevertheless.
+    """
+
+    def __init__(self, backend: Tokenizer, marks: Mapping[int, str]) -> None:
         self._backend = backend
         self._stream = DecodeStream(skip_special_tokens=True)
+        self._marks = marks
 
     def push(self, token_id: int) -> str:
         """The text that `token_id` completes; empty while a character is unfinished, or for a special token."""
-        return self._stream.step(self._backend, token_id) or ""
+        return self._stream.step(self._backend, token_id) or self._marks.get(token_id, "")
 
 
 def _swapped(messages: list[PlainMessage], chunks: Sequence[ChunkMark], swaps: Swaps) -> list[dict[str, Any]]:
@@ -149,7 +176,8 @@ def _ids(tokenizer: Tokenizer, text: str) -> list[int]:
 
 
 def _read(path: Path) -> Any:
-    from transformers import AutoTokenizer
+    with _IMPORTING:
+        from transformers import AutoTokenizer
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)

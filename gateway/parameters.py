@@ -12,6 +12,7 @@ from pydantic import Field, ValidationError, ValidationInfo, field_validator
 from ..backend_engine.params import BIAS, MOST_TOP_LOGPROBS, PENALTY, REPETITION, SamplingDefaults, SamplingParams
 from .bodies import bad_request
 from .formats import Formats
+from .tools.offer import Offer, ToolChoice, offer_of
 
 MAX_STOPS = 4
 MAX_STOP_IDS = 256
@@ -27,7 +28,7 @@ HARMLESS = frozenset(
     }
 )  # fmt: skip
 _HARMLESS_IN_CHATS = HARMLESS | {
-    "messages", "tools", "parallel_tool_calls", "prediction", "reasoning_effort", "verbosity",
+    "messages", "prediction", "reasoning_effort", "verbosity",
 }  # fmt: skip
 
 
@@ -114,7 +115,9 @@ class ChatParameters(Sampling):
     max_completion_tokens: int | None = Field(None, ge=0)
     logprobs: bool = False
     top_logprobs: int = Field(0, ge=0, le=MOST_TOP_LOGPROBS)
-    tool_choice: Literal["none", "auto"] = "auto"
+    tools: list[Any] = Field(default_factory=list[Any])
+    tool_choice: ToolChoice = "auto"
+    parallel_tool_calls: bool = True
     modalities: list[Literal["text"]] = Field(default_factory=list)
 
     @field_validator("top_logprobs")
@@ -129,6 +132,11 @@ class ChatParameters(Sampling):
         return self.top_logprobs if self.logprobs else None
 
     @property
+    def offer(self) -> Offer | None:
+        """Which functions may be called; None where none may. BadRequest where that makes no sense."""
+        return offer_of(self.tools, self.tool_choice, parallel=self.parallel_tool_calls)
+
+    @property
     def cap(self) -> int | None:
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
@@ -141,7 +149,7 @@ def _first(given: T | None, default: T) -> T:
 
 
 _UNSUPPORTED = {
-    "tool_choice": "the embedded engine cannot force a tool call; tool_choice must be 'none' or 'auto'",
+    "tool_choice": "tool_choice must be none, auto, required, a function, or allowed_tools of functions",
     "modalities": "the embedded engine writes text only",
 }
 

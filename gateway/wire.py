@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..prompt import Usage
+from .tools.pieces import CallArguments, CallBegun
 
 DONE = b"data: [DONE]\n\n"
 KEEPALIVE = b": keepalive\n\n"
@@ -101,12 +102,13 @@ class EventSplitter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """One whole answer. `logprobs` has an object for each token, None where they were not asked for; so has
-    `prompt_logprobs` for the prompt's tokens but the first.
+    """One whole answer. `calls` are its tool calls as chats have them. `logprobs` has an object for each token, None
+    where they were not asked for; so has `prompt_logprobs` for the prompt's tokens but the first.
     """
 
     text: str
     reason: str
+    calls: Sequence[Mapping[str, Any]] = ()
     logprobs: Sequence[Mapping[str, Any]] | None = None
     prompt_logprobs: Sequence[Mapping[str, Any]] | None = None
 
@@ -126,6 +128,20 @@ class ChatWriter:
         """A chunk with a piece of the answer, and with what is told of its tokens."""
         return self._chunk(index, {"content": text}, logprobs=logprobs)
 
+    def call(
+        self,
+        piece: CallBegun | CallArguments,
+        index: int = 0,
+        logprobs: Sequence[Mapping[str, Any]] | None = None,
+    ) -> bytes:
+        """A chunk with a piece of a tool call; id, type and name are on its first one only."""
+        if isinstance(piece, CallBegun):
+            function = {"name": piece.name, "arguments": ""}
+            delta: dict[str, Any] = {"index": piece.index, "id": piece.id, "type": "function", "function": function}
+        else:
+            delta = {"index": piece.index, "function": {"arguments": piece.text}}
+        return self._chunk(index, {"tool_calls": [delta]}, logprobs=logprobs)
+
     def finish(self, reason: str, *, index: int = 0) -> bytes:
         """The last chunk of a choice."""
         return self._chunk(index, {}, reason=reason)
@@ -139,7 +155,7 @@ class ChatWriter:
         listed = [
             {
                 "index": index,
-                "message": {"role": "assistant", "content": choice.text, "refusal": None},
+                "message": _message(choice),
                 "logprobs": _logprobs(choice.logprobs),
                 "finish_reason": choice.reason,
             }
@@ -150,13 +166,19 @@ class ChatWriter:
     def _chunk(
         self,
         index: int,
-        delta: Mapping[str, str],
+        delta: Mapping[str, Any],
         *,
         logprobs: Sequence[Mapping[str, Any]] | None = None,
         reason: str | None = None,
     ) -> bytes:
         choice = {"index": index, "delta": delta, "logprobs": _logprobs(logprobs), "finish_reason": reason}
         return self._shared + b',"choices":[' + dumps(choice) + b"]}"
+
+
+def _message(choice: Choice) -> dict[str, Any]:
+    """With calls and no text the content is null."""
+    message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
+    return {**message, "content": choice.text or None, "tool_calls": choice.calls} if choice.calls else message
 
 
 def _logprobs(content: Sequence[Mapping[str, Any]] | None) -> Mapping[str, Any] | None:

@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
 from ...prompt.errors import BadRequest
+from .lark import JSON_OPTIONS
 from .matcher import Matcher
 from .spec import Grammar
 
@@ -18,10 +19,6 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
     from tokenizers import Tokenizer
 
-# Between two tokens of JSON. Bounded, because a model that likes line breaks would write nothing else.
-_WHITESPACE = r"[ \t\r\n]{1,32}"
-# Without \u: no lone surrogates, and no second spelling of a property's name.
-_ESCAPES = 'nrbtf\\"'
 _LEXER_STATES = 50_000  # 1 to 2 kB each, per request
 
 
@@ -121,9 +118,10 @@ def _source(grammar: Grammar) -> str:
 
     if grammar.kind == "regex":
         return LLMatcher.grammar_from_regex(regex_to_lark(grammar.text, use_ascii="dws"))
-    options = {"whitespace_pattern": _WHITESPACE, "json_allowed_escapes": _ESCAPES}
+    if grammar.kind == "lark":
+        return LLMatcher.grammar_from_lark(grammar.text)
     try:
-        return LLMatcher.grammar_from_json_schema(grammar.text, overrides=options)  # pyright: ignore[reportArgumentType]
+        return LLMatcher.grammar_from_json_schema(grammar.text, overrides=JSON_OPTIONS)  # pyright: ignore[reportArgumentType]
     except ValueError as error:
         raise _refused(grammar, str(error)) from error
 
@@ -132,6 +130,6 @@ def _refused(grammar: Grammar, reason: str) -> BadRequest:
     """The library's reason in one line. For a regular expression it shows the whole pattern first."""
     lines = [line.strip() for line in reason.splitlines() if line.strip()]
     told = next((line for line in lines if line.startswith("error:")), lines[0] if lines else "unknown")
-    what = "schema" if grammar.kind == "json_schema" else "regular expression"
+    what = {"json_schema": "schema", "regex": "regular expression", "lark": "set of functions"}[grammar.kind]
     message = f"{grammar.param}: this {what} is not supported: {told.removeprefix('error:').strip()[:300]}"
     return BadRequest(message, param=grammar.param, code="invalid_value")

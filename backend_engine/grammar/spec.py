@@ -1,4 +1,5 @@
-"""What a generation may be restricted to: a JSON object, a JSON schema, a regular expression, one of some strings.
+"""What a generation may be restricted to: a JSON object, a JSON schema, a regular expression, one of some strings, or
+text made of fixed pieces, tokens and JSON.
 
 Making a `Grammar` checks its form and size. Whether it can be compiled is the compiler's to say.
 """
@@ -15,12 +16,13 @@ from .schema import check_schema
 
 MAX_CHARS = 1 << 17
 
-Kind = Literal["json_schema", "regex"]
+Kind = Literal["json_schema", "regex", "lark"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grammar:
-    """`text` is the schema as JSON, or the regular expression. Two grammars of the same text are one.
+    """`text` is the schema as JSON, the regular expression, or llguidance's form of a Lark grammar. Two grammars of the
+    same text are one.
 
     `param` is the request's field that asked for it; errors name it.
     """
@@ -57,6 +59,11 @@ class Grammar:
         """
         check_regex(_limited(pattern, param), param=param)
         return cls(kind="regex", text=pattern, param=param)
+
+    @classmethod
+    def lark(cls, text: str, *, param: str) -> "Grammar":
+        """What a grammar of our own says (see lark.py). Not for grammars from outside: nothing in them is checked."""
+        return cls(kind="lark", text=_limited(text, param), param=param)
 
     @classmethod
     def choice(cls, options: Sequence[str], *, param: str = "response_format") -> "Grammar":

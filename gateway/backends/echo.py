@@ -36,6 +36,8 @@ class EchoBackend(Backend):
     async def complete(self, call: Call) -> Answer | Stream:
         parameters = chat_parameters(call.prompt.body)
         _refuse(parameters)
+        if (offer := parameters.offer) is not None and offer.forced:
+            raise BadRequest("an echo calls nothing", param="tool_choice", code="unsupported_value")
         prompt_tokens = sum(self.count_tokens(segment.text) for segment in call.prompt.segments)
         writer = ChatWriter(model=call.model)
         return await self._reply(call, parameters, [call.prompt.question], writer, prompt_tokens=prompt_tokens)

@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,16 +23,18 @@ from ...prompt import (
     StepReport,
 )
 from ..edge import log, log_failure
-from ..parameters import ChatParameters, Sampling, chat_parameters
+from ..parameters import ChatParameters, chat_parameters
 from ..salts import Salts
 from ..text_parameters import text_parameters
 from ..text_wire import TextWriter
+from ..tools.use import ToolUse
 from ..wire import ChatWriter
 from ..workers import Workers
 from .base import Answer, Asked, Backend, Call, ModelCard, Stream, TextCall, counted_tokens, estimated_tokens
 from .choices import described, merged
-from .deltas import Writer, as_answer, as_frames
+from .deltas import ToolReading, Writer, as_answer, as_frames
 from .generations import Ready, capped, count_template, deltas, reused_segments
+from .restrictions import Restrictions
 from .texts import readied
 
 if TYPE_CHECKING:
@@ -45,7 +47,6 @@ if TYPE_CHECKING:
     from .reuse_control import Decided
 
 _DRAIN_S = 2.0
-_COMPILE_S = 30.0
 
 
 class EmbeddedBackend(Backend):
@@ -79,7 +80,7 @@ class EmbeddedBackend(Backend):
         self._lock = threading.Lock()
         self._loading: asyncio.Task[EngineRoom] | None = None
         self._encoders = Workers("tokenizing", threads=2, waiting=256)
-        self._compilers = Workers("grammar", threads=2, waiting=64)
+        self._restrictions = Restrictions()
         self._warmers = Workers("warming", threads=1, waiting=256)
 
     async def start(self) -> None:
@@ -93,7 +94,7 @@ class EmbeddedBackend(Backend):
     async def close(self) -> None:
         self._warmers.close()
         self._encoders.close()
-        self._compilers.close()
+        self._restrictions.close()
         if self._loading is not None:
             await asyncio.wait({self._loading})
         if self._room is not None:
@@ -171,16 +172,20 @@ class EmbeddedBackend(Backend):
     async def complete(self, call: Call) -> Answer | Stream:
         parameters = chat_parameters(call.prompt.body)
         self._refuse_many(parameters.n, param="n")
+        offer = parameters.offer
         room = await self._engine()
-        grammar = await self._compiled(room, parameters) if parameters.structured else None
-        ready = await self._encoders.run(lambda: self._readied(room, call, parameters, grammar))
-        return await self._reply(room, call, ready, ChatWriter(model=call.model), told=parameters.told is not None)
+        tools = ToolUse.of(offer, room.tokenizer.tool_template)
+        grammar = await self._restrictions.compiled(room, parameters, tools)
+        ready = await self._encoders.run(lambda: self._readied(room, call, parameters, tools, grammar))
+        writer = ChatWriter(model=call.model)
+        reading = None if tools is None else ToolReading(tools.reader, writer.call)
+        return await self._reply(room, call, ready, writer, told=parameters.told is not None, tools=reading)
 
     async def continue_text(self, call: TextCall) -> Answer | Stream:
         parameters = await self._encoders.run(lambda: text_parameters(call.body))
         self._refuse_many(parameters.choices, param="prompt")
         room = await self._engine()
-        grammar = await self._compiled(room, parameters) if parameters.structured else None
+        grammar = await self._restrictions.compiled(room, parameters)
         ready, echoes = await self._encoders.run(lambda: readied(room, call, parameters, grammar))
         tokens, most = sum(len(request.ids) for request in ready.requests), self._spec.queue_tokens
         if len(ready.requests) > 1 and tokens > most:
@@ -190,14 +195,23 @@ class EmbeddedBackend(Backend):
         return await self._reply(room, call, ready, writer, told=parameters.told is not None)
 
     async def _reply(
-        self, room: "EngineRoom", call: Asked, ready: Ready, writer: Writer, *, told: bool
+        self,
+        room: "EngineRoom",
+        call: Asked,
+        ready: Ready,
+        writer: Writer,
+        *,
+        told: bool,
+        tools: ToolReading | None = None,
     ) -> Answer | Stream:
         """Run a call's requests; `told`: with their tokens' log-probabilities."""
         count = len(ready.requests)
         pieces = merged([deltas(room.service, ready, index, call.report) for index in range(count)])
         describe = described(room.tokenizer.token_bytes) if told else None
         if not call.stream:
-            return await as_answer(pieces, writer=writer, usage=ready.usage, choices=count, describe=describe)
+            return await as_answer(
+                pieces, writer=writer, usage=ready.usage, choices=count, describe=describe, tools=tools
+            )
         frames = as_frames(
             pieces,
             writer=writer,
@@ -205,6 +219,7 @@ class EmbeddedBackend(Backend):
             include_usage=call.include_usage,
             choices=count,
             describe=describe,
+            tools=tools,
         )
         return Stream(frames=frames)
 
@@ -214,16 +229,13 @@ class EmbeddedBackend(Backend):
         if choices > most:
             raise BadRequest(f"a request may ask for at most {most} answers here, not {choices}", param=param)
 
-    async def _compiled(self, room: "EngineRoom", parameters: Sampling) -> "CompiledGrammar":
-        """The grammar that a request asks for, made by workers of its own: one that takes long delays no others."""
-        try:
-            return await self._compilers.run(lambda: room.compile(parameters.grammar()), timeout_s=_COMPILE_S)
-        except TimeoutError as error:
-            message = f"compiling the grammar takes longer than {_COMPILE_S:g} seconds; make it simpler"
-            raise BadRequest(message, param="response_format") from error
-
     def _readied(
-        self, room: "EngineRoom", call: Call, parameters: ChatParameters, grammar: "CompiledGrammar | None"
+        self,
+        room: "EngineRoom",
+        call: Call,
+        parameters: ChatParameters,
+        tools: ToolUse | None,
+        grammar: "CompiledGrammar | None",
     ) -> Ready:
         policy = call.policy.reuse
         chunks = reused_segments(call.plan)
@@ -231,6 +243,8 @@ class EmbeddedBackend(Backend):
         ids = tokens.encoded.ids
         count_template(call.report, len(ids))
         sampling = capped(parameters.sampling(room.defaults), prompt=len(ids), limit=room.limit)
+        if tools is not None and grammar is None:
+            sampling = replace(sampling, stop=(*sampling.stop, *tools.stops))
         decided = self._decided(room, call, tokens) if policy.mode in ("reuse", "blend") else None
         request = GenerationRequest(
             ids=ids,

@@ -17,6 +17,9 @@ def chat(**fields: Any) -> bytes:
     return json.dumps({"model": "echo", "messages": HI, **fields}).encode()
 
 
+TOOL = {"type": "function", "function": {"name": "f"}}
+ANOTHER = {"type": "function", "function": {"name": "g"}}
+NAMELESS = {"type": "function", "function": {}}
 NESTED = (
     b'{"model":"echo","messages":[{"role":"user","content":"x"}],"x":' + b"[" * 10_000 + b"0" + b"]" * 10_000 + b"}"
 )
@@ -83,7 +86,18 @@ CASES: list[tuple[str, bytes, int, str | None, str | None]] = [
     ("a negative min_tokens", chat(min_tokens=-1), 400, "min_tokens", "invalid_value"),
     ("a textual stop id", chat(stop_token_ids=["1"]), 400, "stop_token_ids[0]", "invalid_value"),
     ("a number of stop ids", chat(stop_token_ids=1), 400, "stop_token_ids", "invalid_value"),
-    ("a forced tool", chat(tool_choice="required"), 400, "tool_choice", "unsupported_value"),
+    ("a forced tool of an echo", chat(tool_choice="required", tools=[TOOL]), 400, "tool_choice", "unsupported_value"),
+    ("a forced tool without tools", chat(tool_choice="required"), 400, "tool_choice", "invalid_value"),
+    ("an odd tool_choice", chat(tool_choice="perhaps"), 400, "tool_choice", "unsupported_value"),
+    ("a tool that is not there", chat(tools=[TOOL], tool_choice=ANOTHER), 400, "tool_choice", "invalid_value"),
+    (
+        "a tool without a name",
+        chat(tools=[NAMELESS]),
+        400,
+        "tools[0].function.name",
+        "invalid_value",
+    ),
+    ("a tool that is no function", chat(tools=[{"type": "custom"}]), 400, "tools[0]", "unsupported_value"),
     (
         "JSON mode of an echo",
         chat(response_format={"type": "json_object"}),

@@ -224,7 +224,7 @@ def test_what_the_model_cannot_take(engine: Gateway) -> None:
     tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
     response = engine.post({"model": MODEL, "messages": QUESTION, "tools": [tool]})
     assert response.status_code == 400 and response.json()["error"]["param"] == "tools"
-    assert engine.post({"model": MODEL, "messages": QUESTION, "tools": ["x"]}).json()["error"]["param"] == "tools"
+    assert engine.post({"model": MODEL, "messages": QUESTION, "tools": ["x"]}).json()["error"]["param"] == "tools[0]"
 
 
 def test_a_client_that_leaves_frees_the_engine(engine: Gateway) -> None:
