@@ -112,21 +112,55 @@ class Timeouts(Spec):
     pool: Seconds = 10.0
 
 
+class UpstreamServer(Spec):
+    """One of several servers of a backend, which serve the same models; a share of the requests by its `weight`."""
+
+    base_url: BaseURL
+    weight: Annotated[float, Field(gt=0, le=1000)] = 1.0
+
+
+class BreakerSpec(Spec):
+    """After `failures` in a row (0: never) a server is left alone for `cooldown` seconds; then one request tries it."""
+
+    failures: Annotated[int, Field(ge=0)] = 5
+    cooldown: Seconds = 5.0
+
+
 class OpenAIBackend(Spec):
-    """Any OpenAI-compatible server. Without `models` it takes every model that nobody else serves.
+    """Any OpenAI-compatible server, or several of them. Without `models` it takes every model that nobody else serves.
+
+    Of several, `balance` chooses: by weight, or also by prefix, so that a conversation stays with the server that has
+    its beginning cached.
 
     `tokenizer` (a catalogue name or directory) is used to count prompt tokens; without it counts are estimates.
     `fallbacks` are asked in their order, once each, while nothing of an answer has been sent.
     """
 
     kind: Literal["openai"]
-    base_url: BaseURL
+    base_url: BaseURL | None = None
+    servers: Items[UpstreamServer] = ()
+    balance: Literal["weight", "prefix"] = "weight"
+    breaker: BreakerSpec = BreakerSpec()
     api_key_env: EnvironmentName | None = None
     models: Items[Text] = ()
     tokenizer: Text | None = None
     timeouts: Timeouts = Timeouts()
     max_connections: Annotated[int, Field(ge=1)] = 256
     fallbacks: Items[FallbackSpec] = ()
+
+    @model_validator(mode="after")
+    def _somewhere(self) -> "OpenAIBackend":
+        if (self.base_url is None) == (not self.servers):
+            raise ValueError("needs exactly one of base_url and servers")
+        urls = [server.base_url for server in self.servers]
+        if len(set(urls)) < len(urls):
+            raise ValueError("servers name a base_url twice; give it a larger weight")
+        return self
+
+    @property
+    def all_servers(self) -> tuple[UpstreamServer, ...]:
+        """The one at `base_url`, or those of `servers`."""
+        return self.servers if self.base_url is None else (UpstreamServer(base_url=self.base_url),)
 
 
 _AUTO_RATIO = 0.15

@@ -1,5 +1,5 @@
-"""Any OpenAI-compatible server, over httpx. The destination and the key come from the configuration, never from a
-request.
+"""Any OpenAI-compatible server, or several alike, over httpx. Destinations and the key come from the configuration,
+never from a request.
 
 The body goes out as the bytes that came in unless a policy changed it. Retries happen only before the first byte of an
 answer, so that two answers are never glued together.
@@ -11,19 +11,22 @@ import random
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
+from hashlib import blake2b
 from typing import Any
 
 import httpx
 
 from ...policies.schema import OpenAIBackend as UpstreamSpec
-from ...prompt import PromptsluiceError, UpstreamError, UpstreamTimeout, Usage
+from ...prompt import Overloaded, Prompt, PromptsluiceError, UpstreamError, UpstreamTimeout, Usage
 from ...prompt.jsontext import splice
 from ..wire import EventSplitter
 from .base import ATTEMPTS_HEADER, Answer, Asked, Backend, Call, Frame, ModelCard, Stream, TextCall, estimated_tokens
-from .upstream import ChatStreamReader, Secret, as_error_body, listed_models, passed_headers, usage_of
+from .servers import Server, Servers
+from .upstream import ChatStreamReader, Secret, as_error_body, listed_models, passed_headers, retry_after_s, usage_of
 
 _RETRIES = 2
 _RETRIED_STATUS = frozenset({502, 503, 504})
+_KEY_CHARS = 1024
 _MAX_ANSWER = 64 << 20
 _MODELS_KEPT_S = 60.0
 _DRAIN_S = 0.1
@@ -31,7 +34,8 @@ _LARGE = 256 * 1024  # characters; less is rendered faster than it is handed to 
 
 
 class UpstreamBackend(Backend):
-    """Forwards chat and text completions to `base_url`/chat/completions and /completions; `relay` takes other bodies.
+    """Forwards chat and text completions to /chat/completions and /completions below a server's base URL; `relay` takes
+    other bodies.
 
     `count` counts tokens where the tokenizer is known.
     """
@@ -51,6 +55,8 @@ class UpstreamBackend(Backend):
         self._count = count or estimated_tokens
         self._transport = transport
         self._client: httpx.AsyncClient | None = None
+        self._by_prefix = spec.balance == "prefix" and len(spec.servers) > 1
+        self._servers = Servers(spec.all_servers, breaker=spec.breaker, by_prefix=self._by_prefix)
         self._listed: tuple[float, Sequence[ModelCard]] = (float("-inf"), ())
 
     async def start(self) -> None:
@@ -70,6 +76,9 @@ class UpstreamBackend(Backend):
     def count_tokens(self, text: str) -> int:
         return self._count(text)
 
+    def stats(self) -> Mapping[str, float]:
+        return self._servers.stats()
+
     async def models(self) -> Sequence[ModelCard]:
         """The configured names; without any, what the upstream lists (kept for a minute; nothing when it cannot be
         asked).
@@ -85,19 +94,21 @@ class UpstreamBackend(Backend):
     async def complete(self, call: Call) -> Answer | Stream:
         prompt = call.prompt.with_fields(model=call.model)
         body = await asyncio.to_thread(prompt.render) if prompt.chars > _LARGE else prompt.render()
-        return await self._asked("/chat/completions", body, call, options=prompt.body.get("stream_options"))
+        key = _conversation(prompt, call.tenant) if self._by_prefix else b""
+        return await self._asked("/chat/completions", body, call, options=prompt.body.get("stream_options"), key=key)
 
     async def continue_text(self, call: TextCall) -> Answer | Stream:
         body = call.raw
         if call.model != call.body["model"]:
             body = splice(body.decode(), replace={("model",): json.dumps(call.model)}).encode()
-        return await self._asked("/completions", body, call, options=call.body.get("stream_options"))
+        key = f"{call.tenant}/{str(call.body.get('prompt'))[:_KEY_CHARS]}".encode("utf-8", "replace")
+        return await self._asked("/completions", body, call, options=call.body.get("stream_options"), key=key)
 
     async def _asked(
-        self, path: str, body: bytes, call: Asked, *, options: Mapping[str, Any] | None
+        self, path: str, body: bytes, call: Asked, *, options: Mapping[str, Any] | None, key: bytes
     ) -> Answer | Stream:
         sent = self._headers(call.headers, request_id=call.request_id, stream=call.stream)
-        response, attempts = await self._send(path, body, sent)
+        response, attempts = await self._send(path, body, sent, key=key)
         headers = {**passed_headers(response.headers), ATTEMPTS_HEADER: str(attempts)}
         if call.stream and response.status_code == 200:
             if response.headers.get("content-type", "").startswith("text/event-stream"):
@@ -113,29 +124,56 @@ class UpstreamBackend(Backend):
         response, attempts = await self._send(path, body, self._headers(headers, request_id=request_id))
         return await self._whole(response, {**passed_headers(response.headers), ATTEMPTS_HEADER: str(attempts)})
 
-    async def _send(self, path: str, body: bytes, headers: Mapping[str, str]) -> tuple[httpx.Response, int]:
-        """Send until a response has begun; a few more times, each after a longer pause."""
-        attempt = 0
+    async def _send(
+        self, path: str, body: bytes, headers: Mapping[str, str], *, key: bytes = b""
+    ) -> tuple[httpx.Response, int]:
+        """Send until a response has begun; a few more times, to another server if there is one, else after a pause."""
+        attempt, tried = 0, list[Server]()
         while True:
             attempt += 1
+            server = self._servers.next(key=key, tried=tried)
+            tried.append(server)
             try:
-                response = await self._attempt(path, body, headers)
+                response = await self._attempt(server, path, body, headers)
             except PromptsluiceError as error:
                 error.headers[ATTEMPTS_HEADER] = str(attempt)
-                if attempt > _RETRIES or isinstance(error, UpstreamTimeout):
+                if isinstance(error, UpstreamTimeout) or not self._again(attempt):
                     raise
             else:
-                told_when = any(name in response.headers for name in ("retry-after", "retry-after-ms"))
-                if response.status_code not in _RETRIED_STATUS or told_when or attempt > _RETRIES:
+                if not self._better_elsewhere(response, tried) or not self._again(attempt):
                     return response, attempt
                 await response.aclose()
-            await asyncio.sleep(random.uniform(0.05, 0.1) * 2**attempt)
+            if not self._servers.others(tried):
+                await asyncio.sleep(random.uniform(0.05, 0.1) * 2**attempt)
 
-    async def _attempt(self, path: str, body: bytes, headers: Mapping[str, str]) -> httpx.Response:
+    def _again(self, attempt: int) -> bool:
+        return attempt <= _RETRIES and self._servers.any()
+
+    def _better_elsewhere(self, response: httpx.Response, tried: Sequence[Server]) -> bool:
+        """Whether an answer is none. One that says when to come back is told to the client if nobody else is there."""
+        if response.status_code in _RETRIED_STATUS and retry_after_s(response.headers) is None:
+            return True
+        return response.status_code in (429, *_RETRIED_STATUS) and self._servers.others(tried)
+
+    async def _attempt(self, server: Server, path: str, body: bytes, headers: Mapping[str, str]) -> httpx.Response:
         client = self._connected()
-        request = client.build_request("POST", f"{self._spec.base_url}{path}", content=body, headers=dict(headers))
-        async with self._translated():
-            return await client.send(request, stream=True)
+        request = client.build_request("POST", f"{server.base_url}{path}", content=body, headers=dict(headers))
+        server.asked()
+        try:
+            async with self._translated():
+                response = await client.send(request, stream=True)
+        except PromptsluiceError as error:
+            server.left() if isinstance(error.__cause__, httpx.PoolTimeout) else server.failed()
+            raise
+        except BaseException:
+            server.left()
+            raise
+        rest = retry_after_s(response.headers)
+        if response.status_code in _RETRIED_STATUS and rest is None:
+            server.failed()
+        else:
+            server.succeeded(rest_s=rest or 0.0 if response.status_code in (429, *_RETRIED_STATUS) else 0.0)
+        return response
 
     def _connected(self) -> httpx.AsyncClient:
         assert self._client is not None, f"backend {self.name!r} was not started"
@@ -223,9 +261,9 @@ class UpstreamBackend(Backend):
         try:
             async with self._translated():
                 response = await self._connected().get(
-                    f"{self._spec.base_url}/models", headers=self._authorization(), timeout=5.0
+                    f"{self._servers.next().base_url}/models", headers=self._authorization(), timeout=5.0
                 )
-        except (UpstreamError, UpstreamTimeout):
+        except (Overloaded, UpstreamError, UpstreamTimeout):
             return ()
         return listed_models(response.content) if response.status_code == 200 else ()
 
@@ -242,6 +280,16 @@ class UpstreamBackend(Backend):
             raise UpstreamTimeout(f"backend {self.name!r} did not answer in time") from error
         except (httpx.HTTPError, httpx.StreamError) as error:
             raise UpstreamError(f"backend {self.name!r} broke off ({type(error).__name__})") from error
+
+
+def _conversation(prompt: Prompt, tenant: str) -> bytes:
+    """Tells conversations apart by how they began, as the client sent it, whatever was retrieved or pruned."""
+    first = next((segment.message for segment in prompt.segments if segment.role == "user"), None)
+    digest = blake2b(tenant.encode())
+    for segment in prompt.segments:
+        if segment.original and (first is None or segment.message <= first):
+            digest.update(segment.original.encode("utf-8", "replace"))
+    return digest.digest()
 
 
 def _note(call: Asked, usage: Usage | None) -> None:

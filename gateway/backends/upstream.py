@@ -46,6 +46,17 @@ def passed_headers(headers: Mapping[str, str]) -> dict[str, str]:
     return kept
 
 
+def retry_after_s(headers: Mapping[str, str]) -> float | None:
+    """Seconds after which a server wants to be asked again; 0 where it says so in a way that is not read here, such as
+    a date; None where it says nothing.
+    """
+    for name, unit in (("retry-after-ms", 1000.0), ("retry-after", 1.0)):
+        told = headers.get(name)
+        if told is not None:
+            return int(told) / unit if told.strip().isdecimal() and len(told) < 10 else 0.0
+    return None
+
+
 def as_error_body(status: int, body: bytes) -> bytes:
     """An upstream's error as an OpenAI error object; one that is an error object already stays byte for byte."""
     try:

@@ -22,18 +22,31 @@ backends:
     api_key_env: TEST_UPSTREAM_KEY
     models: [far, org/far]
     timeouts: {{connect: 2, read: 5}}
+    breaker: {{failures: 0}}
   hushed:
     kind: openai
     base_url: http://127.0.0.1:{port}/v1
     models: [hushed]
     timeouts: {{read: 0.5}}
-  dead: {{kind: openai, base_url: "http://127.0.0.1:9/v1", models: [dead], timeouts: {{connect: 1}}}}
+    breaker: {{failures: 0}}
+  dead:
+    kind: openai
+    base_url: http://127.0.0.1:9/v1
+    models: [dead]
+    timeouts: {{connect: 1}}
+    breaker: {{failures: 0}}
   lame:
     kind: openai
     base_url: http://127.0.0.1:9/v1
     models: [lame]
+    breaker: {{failures: 0}}
     fallbacks: [{{backend: far, model: far}}, {{backend: echo}}]
-  lamer: {{kind: openai, base_url: "http://127.0.0.1:9/v1", models: [lamer], fallbacks: [{{backend: far}}]}}
+  lamer:
+    kind: openai
+    base_url: http://127.0.0.1:9/v1
+    models: [lamer]
+    breaker: {{failures: 0}}
+    fallbacks: [{{backend: far}}]
 collections: {{root: {root}/collections}}
 kv_cache: {{path: {root}/kv}}
 """

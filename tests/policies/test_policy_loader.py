@@ -131,7 +131,7 @@ def test_unknown_keys_name_the_nearest(text: str, line: int, parts: list[str]) -
         ("version: 1\nbackends: {b: {kind: embedded, prefix_cache: {host: 0, disk: {}}}}", 2, "disk needs some host"),
         ("version: 1\nbackends: {b: {}}", 2, "needs kind: embedded or kind: openai"),
         ("version: 1\nbackends: {b: {kind: vllm}}", 2, "kind must be embedded or openai"),
-        ("version: 1\nbackends: {b: {kind: openai}}", 2, "backends.b.base_url is required"),
+        ("version: 1\nbackends: {b: {kind: openai}}", 2, "backends.b: needs exactly one of base_url and servers"),
         ("version: 1\nbackends: {b: {kind: openai, base_url: 'ftp://x'}}", 2, "http(s) URL"),
         ("version: 1\ndefault_policy: balancd", 2, "nearest is 'balanced'"),
         ("version: 1\npolicies:\n  p: {extends: rga}", 3, "'rag'"),
