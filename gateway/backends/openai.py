@@ -163,10 +163,8 @@ class UpstreamBackend(Backend):
             async with self._translated():
                 response = await client.send(request, stream=True)
         except PromptsluiceError as error:
-            server.left() if isinstance(error.__cause__, httpx.PoolTimeout) else server.failed()
-            raise
-        except BaseException:
-            server.left()
+            if not isinstance(error.__cause__, httpx.PoolTimeout):  # which is our own limit
+                server.failed()
             raise
         rest = retry_after_s(response.headers)
         if response.status_code in _RETRIED_STATUS and rest is None:

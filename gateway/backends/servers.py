@@ -1,7 +1,9 @@
 """The servers of one upstream backend: which of them is asked next, and which are left alone for a while. No I/O here.
 
-A server that fails several times in a row is not asked for some seconds; then one request may try it, and its outcome
-decides (a circuit breaker). A server that says when to come back is left alone until then, where others can answer.
+A server that fails several times in a row is not asked for some seconds; then one request in that time may try it, and
+the first that succeeds ends this (a circuit breaker).
+
+A server that says when to come back is left alone until then, where others can answer.
 """
 
 import math
@@ -28,12 +30,11 @@ class Server:
         self._in_a_row = 0
         self._closed_until = -math.inf  # by the breaker
         self._resting_until = -math.inf  # by its own word
-        self._probing = False
 
     @property
     def open(self) -> bool:
-        """Whether the breaker keeps requests away. After its time one request at a time may try."""
-        return self._tripped and (self._probing or self._clock() < self._closed_until)
+        """Whether the breaker keeps requests away."""
+        return self._tripped and self._clock() < self._closed_until
 
     @property
     def resting(self) -> bool:
@@ -50,26 +51,24 @@ class Server:
         return 0 < self._breaker.failures <= self._in_a_row
 
     def asked(self) -> None:
-        """A request is on its way; `succeeded`, `failed` or `left` must follow."""
+        """A request is on its way. Behind one that tries a server that failed, nobody else does for a while."""
         self.requests += 1
-        self._probing = self._tripped
+        self._wait()
 
     def succeeded(self, *, rest_s: float = 0.0) -> None:
         """It answered, and not with a failure of its own. `rest_s`: how long it wants to be left alone."""
-        self._in_a_row, self._probing = 0, False
+        self._in_a_row = 0
         self._resting_until = self._clock() + min(rest_s, _LONGEST_REST_S)
 
     def failed(self) -> None:
         """It could not be reached, was late, or answered 502, 503 or 504."""
         self.failures += 1
         self._in_a_row += 1
-        self._probing = False
+        self._wait()
+
+    def _wait(self) -> None:
         if self._tripped:
             self._closed_until = self._clock() + self._breaker.cooldown
-
-    def left(self) -> None:
-        """The client left before anything was known."""
-        self._probing = False
 
 
 class Servers:

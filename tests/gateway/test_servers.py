@@ -66,15 +66,17 @@ def test_a_breaker_opens_and_lets_one_try() -> None:
     now[0] = 10.0
     assert not bad.open
     bad.asked()
-    assert bad.open, "one request at a time"
+    assert bad.open, "one request tries it"
+    now[0] = 12.0
     bad.failed()
-    now[0] = 19.0
+    now[0] = 21.0
     assert bad.open
-    now[0] = 20.0
+    now[0] = 22.0
     bad.asked()
-    bad.left()
-    assert not bad.open, "a client that left proves nothing"
-    bad.asked()
+    now[0] = 31.0
+    assert bad.open, "nothing is known yet"
+    now[0] = 32.0
+    assert not bad.open, "one more may try, while the first one still waits"
     bad.succeeded()
     fail(bad, 1)
     assert not bad.open and pool.stats()["server_0_available"] == 1
