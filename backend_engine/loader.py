@@ -16,7 +16,7 @@ from ..prompt.errors import ConfigError, ModelUnavailable
 from .dtype_choice import fastest_dtype
 from .families import FAMILIES
 from .model import Decoder
-from .native import Library, Unavailable, checked, native_library
+from .native import Library, NativeProducts, Unavailable, checked, move_to_large_pages, native_library
 from .quantization import Quantization, quantized_forms
 from .spec import ModelSpec, eos_ids, spec_from_config
 from .tokenizer import ChatTokenizer
@@ -68,11 +68,14 @@ def load_model(
         spec, generation = _spec(directory), _generation_config(directory)
         if chosen == torch.float16 and not FAMILIES[spec.family].float16:
             raise ConfigError(f"dtype float16: activations of {spec.family} exceed its range; use bfloat16")
-        forms = quantized_forms(quantize, spec, dtype=chosen, device=torch.device(device))
         library, steps = _library(spec, chosen, device, quantize) if native else (None, "torch (native is off)")
+        product = NativeProducts(library) if library and quantize == "int8" else None
+        forms = quantized_forms(quantize, spec, dtype=chosen, device=torch.device(device), int8_product=product)
         weights = load_weights(
             SafetensorsSource(directory), spec, dtype=chosen, device=device, forms=forms, native=library is not None
         )
+        if library is not None:
+            move_to_large_pages(weights)
         tokenizer = ChatTokenizer(directory) if any(map(Path.is_file, map(directory.joinpath, TOKENIZERS))) else None
     return LoadedModel(
         spec=spec,

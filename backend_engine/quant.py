@@ -3,13 +3,14 @@
 Weights are rounded once, symmetrically: `w[o] ~ scale[o] * q[o]` with q in -127..127. For few rows, a row of
 activations becomes two rows of integers, the steps of its largest magnitude and what these leave over, and both go
 through an 8-bit product, which costs hardly more than one of them. Sums of integers are exact: what a row yields does
-not depend on the rows beside it. Many rows take a float32 product with the dequantized matrix.
+not depend on the rows beside it. Many rows take a float32 product with the dequantized matrix. Where the engine has a
+product of its own (native/products.py), that takes all rows, and nothing is packed.
 """
 
 import math
 import warnings
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -67,6 +68,33 @@ class Int8Linear:
         return rows.mul_(largest) if self.bias is None else torch.addcmul(self.bias, rows, largest)
 
 
+class Product(Protocol):
+    """`x` float32 [rows, in] times int8 `weight` [out, in] with `scales` [out], plus `bias` [out] if any."""
+
+    def __call__(self, x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor: ...
+
+
+@dataclass(frozen=True, slots=True)
+class NativeInt8Linear:
+    """A matrix that is held once and multiplied by `product`."""
+
+    weight: Tensor  # int8 [out, in]
+    scales: Tensor  # float32 [out]
+    bias: Tensor | None
+    product: Product
+
+    @property
+    def nbytes(self) -> int:
+        return self.weight.nbytes
+
+    @property
+    def row_major(self) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        return self.weight, self.scales, self.bias
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.product(x, self.weight, self.scales, self.bias)
+
+
 @dataclass(frozen=True, slots=True)
 class Int8Table:
     """Rows of a quantized matrix, as float32."""
@@ -89,11 +117,21 @@ def int8_linear(weight: Tensor, bias: Tensor | None) -> Int8Linear:
     return Int8Linear(rounded, scales, _packed(rounded, scales), bias, steps)
 
 
-def int8_ends(embedding: Tensor, head: Tensor | None) -> tuple[Int8Table, Int8Linear]:
-    """What looks ids up and what scores them; they share memory where embeddings are tied (`head` None)."""
-    scoring = int8_linear(embedding if head is None else head, None)
-    rows = (scoring.weight, scoring.scales) if head is None else quantized_rows(embedding)
-    return Int8Table(*rows), scoring
+def int8_forms(product: Product | None = None) -> Forms:
+    """Matrices of 8 bits, multiplied by `product` or by torch's kernels."""
+
+    def linear(weight: Tensor, bias: Tensor | None) -> Int8Linear | NativeInt8Linear:
+        return (
+            int8_linear(weight, bias) if product is None else NativeInt8Linear(*quantized_rows(weight), bias, product)
+        )
+
+    def ends(embedding: Tensor, head: Tensor | None) -> tuple[Int8Table, Int8Linear | NativeInt8Linear]:
+        """They share memory where embeddings are tied."""
+        scoring = linear(embedding if head is None else head, None)
+        rows = (scoring.weight, scoring.scales) if head is None else quantized_rows(embedding)
+        return Int8Table(*rows), scoring
+
+    return Forms(linear=linear, ends=ends)
 
 
 def check_int8(device: torch.device, dtype: torch.dtype) -> None:
@@ -116,6 +154,3 @@ def _packed(weight: Tensor, scales: Tensor) -> Any:
             return torch.ops.quantized.linear_prepack(tensor, None)
         finally:
             torch.backends.quantized.engine = engine
-
-
-INT8 = Forms(linear=int8_linear, ends=int8_ends)

@@ -23,6 +23,11 @@ class Subject(Protocol):
     @property
     def name(self) -> str: ...
 
+    @property
+    def caches(self) -> bool:
+        """Whether it remembers a prompt that was seen before."""
+        ...
+
     def ttft(self, ids: list[int]) -> float:
         """From the prompt to its first token."""
         ...
@@ -54,6 +59,8 @@ class Sink:
 
 class Ours:
     """See Subject. Guessing ahead is off: what it gains depends on the text."""
+
+    caches = True
 
     def __init__(self, name: str, model: LoadedModel) -> None:
         self.name = name
@@ -96,7 +103,7 @@ class Ours:
 class Transformers:
     """`generate` in float32. It keeps no KV between calls, so a repeated prompt is computed again."""
 
-    name = "transformers"
+    name, caches = "transformers", False
 
     def __init__(self, directory: Path) -> None:
         from transformers import AutoModelForCausalLM
@@ -139,6 +146,8 @@ class Transformers:
 
 class PeerProcess:
     """A subject of cpu_peers.py in its own environment; a context that ends its process. Speaks one JSON a line."""
+
+    caches = True
 
     def __init__(self, name: str, kind: str, python: str, model: Path, threads: int) -> None:
         self.name = name

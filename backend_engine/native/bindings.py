@@ -55,6 +55,13 @@ def functions(path: Path) -> ctypes.CDLL:
         ("promptsluice_open", c_void_p, [POINTER(ModelSpec)]),
         ("promptsluice_close", None, [c_void_p]),
         ("promptsluice_step", c_int, [c_void_p, POINTER(StepSpec)]),
+        ("promptsluice_open_products", c_void_p, []),
+        ("promptsluice_close_products", None, [c_void_p]),
+        (
+            "promptsluice_product",
+            c_int,
+            [c_void_p, POINTER(Matrix), c_void_p, c_int, c_int64, c_int64, c_void_p, c_int],
+        ),
         ("promptsluice_logits", c_int, [c_void_p, c_void_p, c_int, c_void_p, c_int]),
     ):
         try:

@@ -9,6 +9,8 @@
 #include "vectors.h"
 
 constexpr int TASK_OUTPUTS = 24;  // a multiple of the outputs of every tile
+// How far ahead weights are asked for, into the second cache: a core alone keeps too few reads of memory going.
+constexpr long AHEAD = 16384;
 constexpr int MOST_TILE_ROWS = ACCUMULATORS / 3;
 
 struct Matrix {
@@ -125,8 +127,8 @@ inline void tile(const Weight *weight, const typename Kind<Weight>::Input *x, lo
 #pragma GCC unroll 8
         for (int o = 0; o < OUTPUTS; o++) {
             weights[o] = K::weights(weight + o * inputs + at);
-            // Tiles of many rows take long enough for the processor to forget that it should read on.
-            if (ROWS >= 6) __builtin_prefetch(weight + (o + OUTPUTS) * inputs + at);
+            if (at * sizeof(Weight) % 64 == 0)
+                __builtin_prefetch((const char *)(weight + o * inputs + at) + AHEAD, 0, 2);
         }
 #pragma GCC unroll 8
         for (int r = 0; r < ROWS; r++) {

@@ -378,9 +378,57 @@ class Model : public AnyModel, public Job {
     Team team_;
 };
 
+// Products of int8 matrices with any number of rows, for steps that are not run here.
+class Products : public Job {
+  public:
+    void product(const Matrix &matrix, const float *x, int rows, long inputs, long outputs, float *out, int threads) {
+        std::lock_guard<std::mutex> lock(mutex_);
+        space_.fit((rows * inputs + 1) / 2);
+        steps_.fit(rows);
+        matrix_ = matrix, rows_ = rows, outputs_ = outputs, out_ = out;
+        ready_ = ready(Rows<int8_t>{}, x, rows, inputs, space_.data(), steps_.data());
+        team_.run(*this, threads);
+    }
+
+    int stages() const override { return 1; }
+    int tasks(int) const override { return tasks_for(outputs_); }
+    void finish(int) override {}
+
+    void run(int, int task, int last_task) override {
+        for (; task < last_task; task++) {
+            long first = (long)task * TASK_OUTPUTS, last = std::min(first + TASK_OUTPUTS, outputs_);
+            ::product<int8_t>(matrix_, ready_, rows_, first, last, out_ + first, outputs_);
+        }
+    }
+
+  private:
+    Matrix matrix_{};
+    int rows_ = 0;
+    long outputs_ = 0;
+    float *out_ = nullptr;
+    Rows<int8_t> ready_{};
+    Floats space_, steps_;
+    std::mutex mutex_;
+    Team team_;
+};
+
 }  // namespace
 
 extern "C" {
+
+void *promptsluice_open_products() { return new (std::nothrow) Products; }
+
+void promptsluice_close_products(void *products) { delete static_cast<Products *>(products); }
+
+int promptsluice_product(void *products, const Matrix *matrix, const float *x, int rows, int64_t inputs,
+                         int64_t outputs, float *out, int threads) {
+    try {
+        static_cast<Products *>(products)->product(*matrix, x, rows, inputs, outputs, out, threads);
+        return DONE;
+    } catch (const std::bad_alloc &) {
+        return NO_MEMORY;
+    }
+}
 
 int promptsluice_lanes() { return LANES; }
 

@@ -131,7 +131,7 @@ class Team {
         size_ = threads;
     }
 
-    static constexpr int SPINS = 2000;  // some 30 to 100 microseconds
+    static constexpr int SPINS = 4000;  // some 100 microseconds: from one call of a step to the next one
 
     alignas(64) std::atomic<uint64_t> word_{0};
     alignas(64) std::atomic<uint32_t> done_{0};

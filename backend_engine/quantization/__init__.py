@@ -7,7 +7,7 @@ import torch
 
 from ...prompt.errors import ConfigError
 from ..linear import Forms
-from ..quant import INT8, check_int8
+from ..quant import Product, check_int8, int8_forms
 from ..spec import ModelSpec
 from .rounding import GROUP
 
@@ -19,9 +19,17 @@ _MULTIPLES = {"int8": 16, "int4": GROUP, "fp8": 16}
 
 
 def quantized_forms(
-    quantize: Quantization, spec: ModelSpec, *, dtype: torch.dtype, device: torch.device
+    quantize: Quantization,
+    spec: ModelSpec,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    int8_product: Product | None = None,
 ) -> Forms | None:
-    """The forms of `quantize`; None for none. Raises ConfigError, with a way out, where it cannot run."""
+    """The forms of `quantize`; None for none. On a CPU `int8_product` multiplies (None: torch does).
+
+    Raises ConfigError, with a way out, where it cannot run.
+    """
     if quantize == "none":
         return None
     if quantize not in _MULTIPLES:
@@ -33,7 +41,7 @@ def quantized_forms(
     if quantize != "int8":
         raise ConfigError(f"quantize {quantize} needs a GPU; on a CPU use int8")
     check_int8(device, dtype)
-    return INT8
+    return int8_forms(int8_product)
 
 
 def check_sizes(quantize: Quantization, spec: ModelSpec) -> None:

@@ -46,7 +46,8 @@ def test_prefills_that_share_steps_share_their_cost(service: EngineService) -> N
     first, second = service.run_all(requests)
     for work in (first.work, second.work):
         assert (work.rows, work.pairs) == (12, 12 * 13 // 2)
-    assert first.work.steps + second.work.steps in (1, 2)
+    # How much they share depends on when the second one comes: before, while or after the first one decodes.
+    assert 1 <= first.work.steps + second.work.steps <= 2
 
 
 def test_the_first_tokens_distribution_is_the_models(service: EngineService, model: LoadedModel) -> None:

@@ -1,15 +1,19 @@
 """Forms of matrices: the float ones equal a float64 product, the 8-bit one is as near as its steps allow."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from promptsluice.backend_engine.linear import PackedLinear, PlainLinear, float_forms, packed_linear
+from promptsluice.backend_engine.native import NativeProducts, Unavailable, native_library
 from promptsluice.backend_engine.quant import (
     STEPS,
     STEPS_WITHOUT_VNNI,
+    Int8Linear,
+    Int8Table,
     check_int8,
-    int8_ends,
+    int8_forms,
     int8_linear,
     quantized_rows,
 )
@@ -96,6 +100,28 @@ def test_seven_bits_of_activations_do_not_overflow_without_vnni() -> None:
     torch.testing.assert_close(linear(torch.ones(2, 256)), torch.full((2, 16), 256.0))
 
 
+@pytest.mark.parametrize("rows", [0, 1, 7, 33, 300])
+@pytest.mark.parametrize("biased", [False, True])
+def test_native_int8_is_the_product_with_the_rounded_weights(rows: int, biased: bool) -> None:
+    """Activations keep at least 14 bits of a row's largest, and a row is the same in any company."""
+    try:
+        product = NativeProducts(native_library())
+    except Unavailable as error:
+        pytest.skip(str(error))
+    weight, bias = matrix(120, 96, biased=biased)
+    x = torch.randn(rows, 96) * torch.logspace(-3, 3, rows)[:, None]
+    linear: Any = int8_forms(product).linear(weight, bias)
+    rounded = linear.weight * linear.scales[:, None]
+    largest = torch.linalg.vector_norm(x, float("inf"), 1, keepdim=True)
+    bound = largest / 2**14 / 2 * rounded.abs().sum(1)
+    got = linear(x)
+    assert got.shape == (rows, 120) and got.dtype == torch.float32
+    assert ((got - exact(x, rounded, bias)).abs() <= bound * 1.01 + largest * 1e-6 + 1e-6).all()
+    for row in range(0, rows, 11):
+        assert torch.equal(linear(x[row : row + 1])[0], got[row])
+    assert torch.equal(linear(torch.zeros(2, 96)), torch.zeros(2, 120) if bias is None else bias.expand(2, -1))
+
+
 @needs_fbgemm
 def test_int8_of_zeros_is_zero() -> None:
     linear = int8_linear(torch.randn(16, 8), None)
@@ -108,7 +134,8 @@ def test_ends_look_up_and_score_rounded_rows() -> None:
     embedding, head = torch.randn(50, 24) * torch.rand(50, 1), torch.randn(50, 24)
     ids = torch.tensor([3, 3, 49, 0])
     for given, scored in ((None, embedding), (head, head)):
-        table, scoring = int8_ends(embedding, given)
+        table, scoring = int8_forms().ends(embedding, given)
+        assert isinstance(table, Int8Table) and isinstance(scoring, Int8Linear)
         got, step = table(ids), embedding[ids].abs().amax(1, keepdim=True) / STEPS
         assert got.dtype == torch.float32 and ((got - embedding[ids]).abs() <= step / 2 * 1.001).all()
         assert torch.equal(scoring.weight, quantized_rows(scored)[0])

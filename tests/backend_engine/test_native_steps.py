@@ -1,6 +1,7 @@
 """Native steps against the same decoder in float64: every kind of layer, page layouts, windows, lengths, threads."""
 
 import gc
+import mmap
 import platform
 import threading
 from collections.abc import Iterator
@@ -14,9 +15,16 @@ from promptsluice.backend_engine import KVPool
 from promptsluice.backend_engine.batch import RequestRows, StepBatch, build_batch
 from promptsluice.backend_engine.linear import PlainLinear, PlainTable
 from promptsluice.backend_engine.model import Decoder
-from promptsluice.backend_engine.native import Library, Unavailable, checked, compiling, native_library
+from promptsluice.backend_engine.native import (
+    Library,
+    Unavailable,
+    checked,
+    compiling,
+    move_to_large_pages,
+    native_library,
+)
 from promptsluice.backend_engine.native.bindings import MOST_ROWS, functions
-from promptsluice.backend_engine.quant import INT8
+from promptsluice.backend_engine.quant import int8_forms
 from promptsluice.backend_engine.rope import NONE, RopeSpec
 from promptsluice.backend_engine.spec import ModelSpec
 from promptsluice.backend_engine.weights import LayerWeights, Weights, expected_shapes, load_weights
@@ -167,6 +175,23 @@ def test_steps_equal_float64(library: Library, kind: str) -> None:
     pair.compare(rows(0, MOST_ROWS, pages[:16]))
 
 
+@pytest.mark.parametrize("form", [{}, {"forms": int8_forms()}], ids=["float32", "int8"])
+@pytest.mark.parametrize("kind", ["llama", "biases"])
+def test_weights_in_large_pages_are_the_same(kind: str, form: dict[str, Any]) -> None:
+    """Values, and that tied embeddings are one matrix in memory."""
+    spec = spec_of(kind)
+    usual, moved = (load_weights(RandomSource(spec), spec, dtype=torch.float32, native=True, **form) for _ in range(2))
+    before: Any = moved.layers[1].down
+    place = before.row_major[0].data_ptr()
+    move_to_large_pages(moved)
+    assert before.row_major[0].data_ptr() != place or not hasattr(mmap, "MADV_HUGEPAGE")
+    rows: list[Any] = [[of.embedding, of.head, of.layers[1].down, of.layers[0].gate_up] for of in (usual, moved)]
+    for one, other in zip(*rows, strict=True):
+        assert torch.equal(one.row_major[0], other.row_major[0]) and other.row_major[0].is_contiguous()
+    ends = [end.row_major[0].data_ptr() for end in rows[1][:2]]
+    assert (ends[0] == ends[1]) == spec.tied
+
+
 @pytest.mark.parametrize("kind", ["llama", "one key head of seven", "gemma", "windows and no positions"])
 def test_long_contexts_equal_float64(library: Library, kind: str) -> None:
     """Keys of several parts, which end within a part, at its border and one behind it; windows of one and two."""
@@ -204,7 +229,7 @@ def test_other_instruction_sets(library: Library, machine: str, tmp_path: Path) 
     assert other.lanes == (8 if machine == "haswell" else 4)
     for kind in KINDS:
         Pair(other, spec_of(kind)).compare(*mixed(shuffled(60)))
-    Pair(other, spec_of("llama"), forms=INT8).compare(*mixed(shuffled(60)), tolerance=3e-3)
+    Pair(other, spec_of("llama"), forms=int8_forms()).compare(*mixed(shuffled(60)), tolerance=3e-3)
     pair = Pair(other, spec_of("llama"), dtype=torch.bfloat16)
     assert torch.isfinite(pair.run(*mixed(shuffled(60)))).all()
 
@@ -212,7 +237,7 @@ def test_other_instruction_sets(library: Library, machine: str, tmp_path: Path) 
 @pytest.mark.parametrize("kind", ["llama", "gemma", "one key head of seven"])
 def test_int8_weights(library: Library, kind: str) -> None:
     """Exact but for activations, of which 15 bits are kept."""
-    pair = Pair(library, spec_of(kind), forms=INT8)
+    pair = Pair(library, spec_of(kind), forms=int8_forms())
     pair.compare(*mixed(shuffled(60)), tolerance=3e-3)
 
 
@@ -226,7 +251,9 @@ def test_bfloat16_weights_and_pages(library: Library, kind: str) -> None:
     assert (pair.pool.data.double() - pair.exact_pool.data).norm() < 0.004 * pair.exact_pool.data.norm()
 
 
-@pytest.mark.parametrize("form", [{}, {"forms": INT8}, {"dtype": torch.bfloat16}], ids=["float32", "int8", "bf16"])
+@pytest.mark.parametrize(
+    "form", [{}, {"forms": int8_forms()}, {"dtype": torch.bfloat16}], ids=["float32", "int8", "bf16"]
+)
 def test_a_row_depends_neither_on_its_neighbours_nor_on_threads(library: Library, form: dict[str, Any]) -> None:
     """Bit for bit, also where alone its keys are cut into parts for several threads, and in company are not."""
     pair, pages = Pair(library, spec_of("llama"), pages=400, **form), shuffled(400)
