@@ -6,16 +6,26 @@ temperature and filters. So they say what the model thinks of a token however it
 
 from collections import defaultdict, deque
 from collections.abc import Sequence as Ordered
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from .masks import masked
-from .sampling import SamplingTensors, sample
+from .sampling import SamplingTensors, sample, sample_ahead
 from .sequence import Sequence
 from .shaping import shaped
 from .token_counts import TokenCounts
 from .types import TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawn:
+    """Ids [S] of the rows with these logits [S, vocab], on the device: drawn, or about to be."""
+
+    logits: Tensor
+    ids: Tensor
+    rows: list[Sequence]
 
 
 class Drawer:
@@ -27,17 +37,31 @@ class Drawer:
         self._told: dict[int, deque[TokenLogprobs]] = {}  # by `order`: nobody is kept alive by what it left
 
     def draw(
-        self, logits: Tensor, rows: list[Sequence], params: SamplingTensors, *, allowed: Tensor | None = None
-    ) -> list[int]:
+        self,
+        logits: Tensor,
+        rows: list[Sequence],
+        params: SamplingTensors,
+        *,
+        allowed: Tensor | None = None,
+        ahead: bool = False,
+    ) -> Drawn:
         """A token for each row of `logits` [S, vocab], which belong to `rows` and are drawn by `params`.
 
-        `allowed` (see masks.py) bounds what may be drawn, before everything else. Waits for the device.
+        `allowed` (see masks.py) bounds what may be drawn, before everything else. With `ahead`, some may be UNDECIDED,
+        but sampling does not wait for the device.
         """
         bounded = logits if allowed is None else masked(logits, allowed)
         changed = shaped(bounded, rows, counts=self._counts, eos_ids=self._eos_ids)
-        ids = sample(changed, params)
-        self._told = _told(logits, ids, rows)
-        return ids.tolist()
+        if ahead:
+            ids = sample_ahead(changed, params, filtered=any(row.request.sampling.filtered for row in rows))
+        else:
+            ids = sample(changed, params)
+        return Drawn(logits=logits, ids=ids, rows=rows)
+
+    def read(self, drawn: Drawn) -> list[int]:
+        """The ids; waits for the device. From now on, `told` is of them."""
+        self._told = _told(drawn.logits, drawn.ids.clamp(min=0), drawn.rows)
+        return drawn.ids.tolist()
 
     def told(self, sequence: Sequence) -> TokenLogprobs | None:
         """What the newest step tells of a sequence's next token, once for each; None if it did not ask."""

@@ -26,7 +26,6 @@ from .readings import Readings
 from .relief import release_memory
 from .rounded_kv import pool_dtype
 from .runner import Flight, StepRunner
-from .sampling import UNDECIDED
 from .scheduler import Scheduler
 from .sequence import Phase, Sequence, Sink
 from .sequence_pages import SequencePages
@@ -202,12 +201,10 @@ class Engine:
     def _land(self, flight: Flight, plan: StepPlan) -> None:
         """Take a launched step's tokens in, while the device already runs the next one if nothing can change for it."""
         self._plan = plan
+        flight = self._runner.draw(flight)
         if self._scheduler.run_ahead(flight.sequences):
             self._flight = self._runner.again(flight)
-        ids = flight.launched.ids()
-        # Who was undecided in the step before has run on a token that is not its own.
-        wrong = [sequence.undecided for sequence in flight.sequences]
-        self._postprocess(plan, [UNDECIDED if each else one for one, each in zip(ids, wrong, strict=True)])
+        self._postprocess(plan, self._runner.ids(flight))
         self._plan = None
         if not self._scheduler.running:
             self._flight = None  # all have ended: nobody is left to land for

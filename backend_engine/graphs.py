@@ -108,9 +108,12 @@ class DecodeGraphs:
         self._sent.record()
         return self._launched(size, count, draw)
 
-    def again(self, last: Launched) -> Launched:
-        assert isinstance(last, _Replayed) and last.draw is not Draw.HOST, last
-        return self._launched(last.size, last.hidden.shape[0], last.draw)
+    def again(self, last: Launched, *, drawn: Tensor | None = None) -> Launched:
+        assert isinstance(last, _Replayed) and (last.draw is Draw.HOST) == (drawn is not None), last
+        count = last.hidden.shape[0]
+        if drawn is not None:
+            self._move_on(drawn)
+        return self._launched(last.size, count, last.draw)
 
     def drafted(self, ids: Tensor, places: Tensor, rows: Tensor, widths: Sequence[int]) -> Tensor:
         requests = DRAFTED_REQUESTS[bisect_left(DRAFTED_REQUESTS, len(widths))]
@@ -176,11 +179,14 @@ class DecodeGraphs:
         return self._decoder.forward(batch, self._pool).hidden
 
     def _draw(self, hidden: Tensor, draw: Draw) -> Tensor:
-        """Draw, and move every request on by its token; rows that only pad stay where they are."""
-        rows = hidden.shape[0]
-        ids, places, owners = self._inputs[:, :rows].unbind()
-        fresh = drawn(self._decoder.logits(hidden), places, owners, self._sampling, draw=draw)
-        self._drawn[:rows].copy_(fresh)
+        _, places, owners = self._inputs[:, : hidden.shape[0]].unbind()
+        fresh = drawn(self._decoder.scores(hidden), places, owners, self._sampling, draw=draw)
+        self._drawn[: len(fresh)].copy_(fresh)
+        self._move_on(fresh)
+        return fresh
+
+    def _move_on(self, fresh: Tensor) -> None:
+        """Let the first rows go on with their fresh ids [rows]; rows that only pad stay where they are."""
+        ids, places, owners = self._inputs[:, : fresh.shape[0]].unbind()
         ids.copy_(fresh.clamp(min=0))
         places.add_(owners != self._spare)
-        return fresh

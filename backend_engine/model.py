@@ -124,7 +124,12 @@ class Decoder:
         """Next-token scores, float32 [rows, vocab], of hidden states [rows, hidden]."""
         if self._native is not None and hidden.shape[0] <= MOST_ROWS:
             return self._native.logits(hidden)
-        return self.weights.head(hidden.to(self.dtype)).float()
+        return self.scores(hidden).float()
+
+    @torch.inference_mode()
+    def scores(self, hidden: Tensor) -> Tensor:
+        """The same as they come out of the product, in the model's dtype: half of the bytes where that is narrow."""
+        return self.weights.head(hidden.to(self.dtype))
 
 
 def _surviving(

@@ -128,7 +128,8 @@ def next_chunk(sequence: Sequence, budget: int) -> Chunk:
 
 def _kind(sequence: Sequence) -> Draw:
     params = sequence.request.sampling
-    if sequence.undecided or sequence.matcher is not None or not params.plain:
+    first = sequence.request.first_logprobs and sequence.first_logprobs is None
+    if first or sequence.undecided or sequence.matcher is not None or not params.plain:
         return Draw.HOST
     if sequence.request.first_logprobs and sequence.first_logprobs is None:
         return Draw.HOST

@@ -6,13 +6,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from .drawing import Drawer
+from .drawing import Drawer, Drawn
 from .grammar.filling import Masks
 from .model import Decoder
 from .plan import StepPlan
 from .pool import KVPool
+from .sampling import UNDECIDED
 from .scoring import keep_first, score
-from .sequence import Sequence
+from .sequence import Phase, Sequence
 from .steps import Draw, Launched, SingleRowSteps
 from .table import RunningTable
 from .tiers.base import Loads
@@ -20,10 +21,24 @@ from .tiers.base import Loads
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flight:
-    """A step that the device runs for `sequences`, one row each, while the host is busy with the one before."""
+    """A step that the device runs for `sequences`, one row each, while the host is busy with the one before.
+
+    `behind`: launched before the tokens of the one before were known. `drawn` is what the host has drawn for the
+    `live` ones, if it is the host's to draw.
+    """
 
     sequences: list[Sequence]
     launched: Launched
+    draw: Draw
+    behind: bool = False
+    drawn: Drawn | None = None
+
+    @property
+    def live(self) -> list[bool]:
+        """Whether each has run on its own newest token: not who has ended, or was undecided when this was launched."""
+        return [
+            sequence.phase is not Phase.DONE and not (self.behind and sequence.undecided) for sequence in self.sequences
+        ]
 
 
 class StepRunner:
@@ -53,23 +68,53 @@ class StepRunner:
 
     def overlaps(self, plan: StepPlan) -> bool:
         """Whether the plan can be launched, and the next step behind it, before its tokens are known."""
-        return self._steps is not None and plan.draw is not Draw.HOST
+        return self._steps is not None and plan.single
 
     def launch(self, plan: StepPlan) -> Flight:
         """Begin a step that overlaps."""
         assert self._steps is not None
-        return Flight(sequences=plan.sequences, launched=self._single(self._steps, plan, plan.draw))
+        self._loads().settle()
+        self._table.refresh()
+        draw = plan.draw
+        return Flight(
+            sequences=plan.sequences, launched=self._steps.run(*self._table.single_rows(plan), draw=draw), draw=draw
+        )
+
+    def draw(self, flight: Flight) -> Flight:
+        """Queue the drawing of a flight's tokens behind it, if it is the host's to draw; masks are filled meanwhile.
+
+        On a GPU that waits for the flight only where the logits are shaped, or a row was undecided before.
+        """
+        if flight.draw is not Draw.HOST:
+            return flight
+        rows = [row for row, live in enumerate(flight.live) if live]
+        plan = StepPlan(decodes=[flight.sequences[row] for row in rows])
+        logits = flight.launched.logits()
+        if not rows:  # kernels of no rows are not launched
+            none = torch.empty(0, dtype=torch.int64, device=logits.device)
+            return replace(flight, drawn=Drawn(logits=logits[:0], ids=none, rows=[]))
+        if len(rows) < len(flight.sequences):
+            logits = logits[torch.tensor(rows, dtype=torch.int64, device=logits.device)]
+        ahead = not any(sequence.undecided for sequence in plan.decodes)
+        return replace(flight, drawn=self._drawn(logits, plan, ahead=ahead))
 
     def again(self, flight: Flight) -> Flight:
         """Begin the step after a flight's, for the same sequences; their pages must have room for it."""
         assert self._steps is not None
         self._table.refresh()
-        return replace(flight, launched=self._steps.again(flight.launched))
+        drawn = None if flight.drawn is None else flight.drawn.ids
+        launched = self._steps.again(flight.launched, drawn=drawn)
+        return replace(flight, launched=launched, behind=True, drawn=None)
+
+    def ids(self, flight: Flight) -> list[int]:
+        """The tokens of a flight's sequences, UNDECIDED for those that have none; waits for the device."""
+        if flight.drawn is None:
+            return [one if live else UNDECIDED for one, live in zip(flight.launched.ids(), flight.live, strict=True)]
+        tokens = iter(self._drawer.read(flight.drawn))
+        return [next(tokens) if live else UNDECIDED for live in flight.live]
 
     def run(self, plan: StepPlan) -> list[int]:
         """Compute the plan's rows; score prompts that ask for it; return a token for each row that draws one."""
-        if self._steps is not None and plan.single:
-            return self._draw(self._single(self._steps, plan, Draw.HOST).logits(), plan)
         loads = self._loads()
         if self._steps is not None and plan.drafts:
             loads.settle()
@@ -92,14 +137,11 @@ class StepRunner:
         rows = torch.tensor(drawing, device=hidden.device)
         return self._draw(self._decoder.logits(hidden[rows]), plan)
 
-    def _single(self, steps: SingleRowSteps, plan: StepPlan, draw: Draw) -> Launched:
-        self._loads().settle()
-        self._table.refresh()
-        return steps.run(*self._table.single_rows(plan), draw=draw)
-
     def _draw(self, logits: Tensor, plan: StepPlan) -> list[int]:
+        return self._drawer.read(self._drawn(logits, plan, ahead=False))
+
+    def _drawn(self, logits: Tensor, plan: StepPlan, *, ahead: bool) -> Drawn:
         """A token for each row of `logits`. On a GPU the masks are made while it computes the logits."""
         allowed = self._masks.of([sequence.matcher for sequence in plan.owners])
-        if plan.chunks:  # else nobody's first token is drawn
-            keep_first(logits, plan.owners)
-        return self._drawer.draw(logits, plan.owners, self._table.drawing(plan), allowed=allowed)
+        keep_first(logits, plan.owners)
+        return self._drawer.draw(logits, plan.owners, self._table.drawing(plan), allowed=allowed, ahead=ahead)

@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .likeliest import likeliest
+
 # A filtered row is sorted only as far as this; a row whose nucleus is wider is sorted in full. A constant: the choice
 # between the two must depend on the row alone.
 CANDIDATES = 1024
@@ -65,7 +67,10 @@ def sample(logits: Tensor, params: SamplingTensors) -> Tensor:
     likeliest. Reads back which rows need what: on a GPU it waits.
     """
     ids = logits.argmax(-1)
-    for rows, draw in ((params.random & ~params.filtered, _draw), (params.random & params.filtered, _draw_filtered)):
+    for rows, draw in (
+        (params.random & ~params.filtered, _draw_any),
+        (params.random & params.filtered, _draw_filtered),
+    ):
         chosen = rows.nonzero().squeeze(1)
         if len(chosen):
             part = params.rows(chosen)
@@ -77,13 +82,16 @@ def sample_ahead(logits: Tensor, params: SamplingTensors, *, filtered: bool) -> 
     """As `sample`, with the same ids, but nothing is read back and no shape depends on a value: for CUDA graphs.
 
     Without `filtered`, the filters of all rows must be off. A row that CANDIDATES do not suffice for is UNDECIDED.
+    `logits` may be narrower than float32.
     """
-    scaled = logits.float() / params.temperature.masked_fill(~params.random, 1.0)[:, None]
-    ids = _draw(scaled, params)
+    # A quotient of a narrow and a float32 tensor is float32: no wide copy of the logits is made for it.
+    scaled = logits / params.temperature.masked_fill(~params.random, 1.0)[:, None]
+    probs = scaled.softmax(-1)
+    ids = _draw(probs, params)
     if filtered:
-        likeliest, enough = _draw_likeliest(scaled, params)
-        ids = torch.where(params.filtered, likeliest.masked_fill(~enough, UNDECIDED), ids)
-    return torch.where(params.random, ids, logits.argmax(-1))
+        from_few, enough = _draw_candidates(scaled, probs, params)
+        ids = torch.where(params.filtered, from_few.masked_fill(~enough, UNDECIDED), ids)
+    return torch.where(params.random, ids, likeliest(logits))
 
 
 def uniform(seed: Tensor, drawn: Tensor) -> Tensor:
@@ -92,11 +100,15 @@ def uniform(seed: Tensor, drawn: Tensor) -> Tensor:
     return _shift(mixed, 11).double() * 2.0**-53
 
 
-def _draw(logits: Tensor, params: SamplingTensors) -> Tensor:
+def _draw_any(scaled: Tensor, params: SamplingTensors) -> Tensor:
+    return _draw(scaled.softmax(-1), params)
+
+
+def _draw(probs: Tensor, params: SamplingTensors) -> Tensor:
     """From the whole distribution, in the vocabulary's order: no sorting. First a block of it, then an id in that."""
-    rows, vocab = logits.shape
+    rows, vocab = probs.shape
     width = _block(vocab)
-    blocks = logits.softmax(-1).view(rows, vocab // width, width)
+    blocks = probs.view(rows, vocab // width, width)
     mass = F.pad(blocks.sum(-1, dtype=torch.float64).cumsum(-1), (1, 0))  # before each block, and of all
     target = uniform(params.seed, params.drawn)[:, None] * mass[:, -1:]
     block = _first_above(mass[:, 1:].contiguous(), target).clamp(max=vocab // width - 1)
@@ -111,36 +123,36 @@ def _block(vocab: int) -> int:
     return min((width for width in range(1, vocab + 1) if vocab % width == 0), key=lambda width: abs(width**2 - vocab))
 
 
-def _draw_filtered(logits: Tensor, params: SamplingTensors) -> Tensor:
-    ids, enough = _draw_likeliest(logits, params)
+def _draw_filtered(scaled: Tensor, params: SamplingTensors) -> Tensor:
+    probs = scaled.softmax(-1)
+    ids, enough = _draw_candidates(scaled, probs, params)
     many = (~enough).nonzero().squeeze(1)
     if len(many):
-        ids[many] = _draw_sorted(logits[many], params.rows(many))
+        ids[many] = _draw_sorted(scaled[many], probs[many], params.rows(many))
     return ids
 
 
-def _draw_likeliest(logits: Tensor, params: SamplingTensors) -> tuple[Tensor, Tensor]:
+def _draw_candidates(scaled: Tensor, probs: Tensor, params: SamplingTensors) -> tuple[Tensor, Tensor]:
     """From the CANDIDATES likeliest, and for which rows these were enough."""
-    width = min(CANDIDATES, logits.shape[-1])
-    top, order = logits.topk(width, dim=-1)
-    kept, enough = _keep(top, logits.logsumexp(-1, keepdim=True), params)
-    return _choose(top, order, kept, params), torch.ones_like(enough) if width == logits.shape[-1] else enough
+    width = min(CANDIDATES, scaled.shape[-1])
+    top, order = scaled.topk(width, dim=-1)
+    kept, enough = _keep(top, probs.gather(-1, order), params)
+    return _choose(top, order, kept, params), torch.ones_like(enough) if width == scaled.shape[-1] else enough
 
 
-def _draw_sorted(logits: Tensor, params: SamplingTensors) -> Tensor:
-    top, order = logits.sort(dim=-1, descending=True, stable=True)
-    kept, _ = _keep(top, logits.logsumexp(-1, keepdim=True), params)
+def _draw_sorted(scaled: Tensor, probs: Tensor, params: SamplingTensors) -> Tensor:
+    top, order = scaled.sort(dim=-1, descending=True, stable=True)
+    kept, _ = _keep(top, probs.gather(-1, order), params)
     return _choose(top, order, kept, params)
 
 
-def _keep(top: Tensor, norm: Tensor, params: SamplingTensors) -> tuple[Tensor, Tensor]:
+def _keep(top: Tensor, probs: Tensor, params: SamplingTensors) -> tuple[Tensor, Tensor]:
     """How many of the candidates `top` [S, K] (descending) pass the filters, and whether K was enough to know.
 
-    `norm` [S, 1] is the log of the sum over the whole vocabulary.
+    `probs` [S, K] are their shares of the whole vocabulary.
     """
     width = top.shape[-1]
-    probs = (top - norm).double().exp()
-    mass = probs.cumsum(-1)
+    mass = probs.cumsum(-1, dtype=torch.float64)
     top_k = params.top_k.masked_fill(params.top_k <= 0, torch.iinfo(torch.int64).max)
     within = top_k.clamp(max=width)[:, None]
     total = mass.gather(-1, within - 1).masked_fill(top_k[:, None] > width, 1.0)

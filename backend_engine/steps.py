@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from .batch import StepBatch
+from .likeliest import likeliest
 from .sampling import sample_ahead
 from .sampling_table import SamplingTable
 
@@ -48,11 +49,11 @@ class SingleRowSteps(Protocol):
         """Launch a step; ids, places in key order and table rows of the requests are int64 [requests] on the host."""
         ...
 
-    def again(self, last: Launched) -> Launched:
+    def again(self, last: Launched, *, drawn: Tensor | None = None) -> Launched:
         """Launch the next step of the same requests, each with the token drawn in `last`, the newest launch.
 
-        That must not have left the drawing to the host. It is drawn as before. A request whose token was UNDECIDED
-        runs in vain, on any other token.
+        Where the drawing was left to the host, that hands in the tokens, int64 [requests] on the device. The next one
+        is drawn as the last was. A request whose token is UNDECIDED runs in vain, on any other token.
         """
         ...
 
@@ -65,13 +66,13 @@ class SingleRowSteps(Protocol):
 
 
 def drawn(logits: Tensor, places: Tensor, rows: Tensor, table: SamplingTable, *, draw: Draw) -> Tensor:
-    """The token after each place, int64 [requests], from logits [requests, vocab]. Nothing is read back.
+    """The token after each place, int64 [requests], from logits [requests, vocab] of any width. Nothing is read back.
 
     `places` and `rows` (of the running table) are int64 [requests] on the device.
     """
     assert draw is not Draw.HOST
     if draw is Draw.LIKELIEST:
-        return logits.argmax(-1)
+        return likeliest(logits)
     return sample_ahead(logits, table.after(places, rows), filtered=draw is Draw.FILTERED)
 
 

@@ -58,10 +58,11 @@ class EagerSteps:
             after = drawn(logits, *inputs[1:], self._sampling, draw=draw)
         return Ran(logits, after, places, rows, draw)
 
-    def again(self, last: Launched) -> Ran:
-        assert isinstance(last, Ran)
+    def again(self, last: Launched, *, drawn: Tensor | None = None) -> Ran:
+        assert isinstance(last, Ran) and (last.draw is Draw.HOST) == (drawn is not None)
         self.launches[last.draw] += 1
-        return self.run(last.drawn.clamp(min=0), last.places + 1, last.rows, draw=last.draw)
+        fresh = last.drawn if drawn is None else drawn
+        return self.run(fresh.clamp(min=0), last.places + 1, last.rows, draw=last.draw)
 
     def drafted(self, ids: Tensor, places: Tensor, rows: Tensor, widths: Sequence[int]) -> Tensor:
         """As graphs do: with a request too many, and more rows than anybody has."""

@@ -79,9 +79,9 @@ class Recorder:
     def run(self, *rows: torch.Tensor, draw: Draw) -> "Watched":
         return Watched(self.steps.run(*rows, draw=draw), draw, self)
 
-    def again(self, last: "Watched") -> "Watched":
+    def again(self, last: "Watched", *, drawn: torch.Tensor | None = None) -> "Watched":
         self.ahead[last.draw] += 1
-        return Watched(self.steps.again(last.launched), last.draw, self)
+        return Watched(self.steps.again(last.launched, drawn=drawn), last.draw, self)
 
     def drafted(self, *args: Any) -> torch.Tensor:
         return self.steps.drafted(*args)
@@ -153,17 +153,46 @@ def test_the_kind_follows_who_runs(model: LoadedModel) -> None:
     assert recorder.ahead[Draw.FILTERED] == 0
 
 
-def test_who_needs_the_host_is_drawn_there(model: LoadedModel) -> None:
-    """Penalties and log-probabilities: their steps wait, and everybody's tokens are their own."""
-    recorder = Recorder()
+HOST: tuple[dict[str, Any], ...] = (
+    {"temperature": 0.9, "logprobs": 3},
+    {"temperature": 0.7, "top_k": 40, "frequency_penalty": 0.5, "repetition_penalty": 1.1},
+    {"temperature": 0.0, "logit_bias": ((5, 4.0), (9, -100.0))},
+    {"temperature": 0.8, "min_p": 0.1, "min_tokens": 6},
+)
+
+
+@pytest.mark.parametrize("doubtful", [False, True])
+def test_what_the_host_draws_runs_ahead_too(model: LoadedModel, doubtful: bool) -> None:
+    """Each step's layers are launched behind the drawing of the last one, beside others of every kind."""
+    recorder = Recorder(Doubtful if doubtful else None)
     engine = tiny_engine(model, single_rows=recorder)
-    ids = random_ids(20, 4)
-    plain, told = sampled(ids, 1, max_tokens=30), sampled(ids[:7], 2, max_tokens=8, logprobs=3)
-    outputs = together(engine, plain, told)
-    assert outputs[0].tokens == lone(model, ids, 1, max_tokens=30)
-    assert outputs[1].tokens == lone(model, ids[:7], 2, max_tokens=8)
-    assert all(delta.logprobs for delta in outputs[1].deltas if delta.token_ids)
-    assert recorder.ahead.total() > 10, "once it was alone"
+    kinds = [*HOST, *NARROW]
+    prompts = [random_ids(4 + 5 * number, number) for number in range(len(kinds))]
+    rows = list(enumerate(zip(prompts, kinds, strict=True)))
+    requests = [sampled(ids, seed, max_tokens=20 + seed, **kind) for seed, (ids, kind) in rows]
+    outputs = together(engine, *requests)
+    for request, output in zip(requests, outputs, strict=True):
+        expected = alone(tiny_engine(model), request)
+        assert output.tokens == expected.tokens, request.sampling
+        told, wanted = (
+            [(one.token_id, one.top) for delta in each.deltas for one in delta.logprobs] for each in (output, expected)
+        )
+        assert [one[0] for one in told] == [one[0] for one in wanted] and len(told) in (0, len(output.tokens))
+    assert recorder.ahead[Draw.HOST] > 10
+    assert_idle(engine)
+
+
+def test_wide_filters_beside_log_probabilities(flat: LoadedModel) -> None:
+    """What the candidates do not suffice for is drawn in the next step, with what that tells of it."""
+    recorder = Recorder()
+    engine = tiny_engine(flat, single_rows=recorder)
+    ids, wide = random_ids(9, 5), WIDE[1]
+    request = sampled(ids, 2, logprobs=2, **wide)
+    output, expected = alone(engine, request), alone(tiny_engine(flat), request)
+    assert output.tokens == expected.tokens
+    assert [delta.logprobs for delta in output.deltas] == [delta.logprobs for delta in expected.deltas]
+    assert recorder.ahead[Draw.HOST] > 0
+    assert_idle(engine)
 
 
 def test_a_known_prompt_is_drawn_at_once(flat: LoadedModel) -> None:
