@@ -8,7 +8,6 @@ from collections import defaultdict, deque
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from .masks import masked
@@ -16,16 +15,17 @@ from .sampling import SamplingTensors, sample, sample_ahead
 from .sequence import Sequence
 from .shaping import shaped
 from .token_counts import TokenCounts
+from .transfers import Fetch, sent
 from .types import TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drawn:
-    """Ids [S] of the rows with these logits [S, vocab], on the device: drawn, or about to be."""
+    """Ids [S] of some rows on the device, drawn or about to be, and what the host will know of them."""
 
-    logits: Tensor
     ids: Tensor
-    rows: list[Sequence]
+    asking: list[Sequence]  # who asks for log-probabilities, once for each such row
+    fetch: Fetch
 
 
 class Drawer:
@@ -34,7 +34,9 @@ class Drawer:
     def __init__(self, *, counts: TokenCounts, eos_ids: Ordered[int]) -> None:
         self._counts = counts
         self._eos_ids = eos_ids
-        self._told: dict[int, deque[TokenLogprobs]] = {}  # by `order`: nobody is kept alive by what it left
+        self._told: defaultdict[int, deque[TokenLogprobs]] = defaultdict(
+            deque
+        )  # by `order`: nobody is kept alive by what it left
 
     def draw(
         self,
@@ -56,12 +58,24 @@ class Drawer:
             ids = sample_ahead(changed, params, filtered=any(row.request.sampling.filtered for row in rows))
         else:
             ids = sample(changed, params)
-        return Drawn(logits=logits, ids=ids, rows=rows)
+        asking = [row for row, sequence in enumerate(rows) if sequence.request.sampling.logprobs is not None]
+        told: tuple[Tensor, ...] = ()
+        if asking:
+            place = sent(asking, logits.device)
+            most = max(_wanted(rows[row]) for row in asking)
+            told = _scored(logits[place], ids[place].clamp(min=0), most)
+        return Drawn(ids=ids, asking=[rows[row] for row in asking], fetch=Fetch(ids, *told))
 
     def read(self, drawn: Drawn) -> list[int]:
-        """The ids; waits for the device. From now on, `told` is of them."""
-        self._told = _told(drawn.logits, drawn.ids.clamp(min=0), drawn.rows)
-        return drawn.ids.tolist()
+        """The ids; waits for them. From now on, `told` is of them."""
+        ids, *scored = drawn.fetch.read()
+        self._told = defaultdict(deque)
+        if scored:
+            tokens, chosen, order, values = scored
+            told = _as_logprobs(tokens, chosen, order, values, [_wanted(sequence) for sequence in drawn.asking])
+            for sequence, one in zip(drawn.asking, told, strict=True):
+                self._told[sequence.order].append(one)
+        return ids.tolist()
 
     def told(self, sequence: Sequence) -> TokenLogprobs | None:
         """What the newest step tells of a sequence's next token, once for each; None if it did not ask."""
@@ -69,23 +83,23 @@ class Drawer:
         return waiting.popleft() if waiting else None
 
 
-def _told(logits: Tensor, ids: Tensor, rows: list[Sequence]) -> dict[int, deque[TokenLogprobs]]:
-    asking = [row for row, sequence in enumerate(rows) if sequence.request.sampling.logprobs is not None]
-    told: dict[int, deque[TokenLogprobs]] = defaultdict(deque)
-    if not asking:
-        return told
-    place = torch.tensor(asking, device=logits.device)
-    wanted = [rows[row].request.sampling.logprobs or 0 for row in asking]
-    for row, one in zip(asking, token_logprobs(logits[place], ids[place], wanted), strict=True):
-        told[rows[row].order].append(one)
-    return told
+def _wanted(sequence: Sequence) -> int:
+    return sequence.request.sampling.logprobs or 0
 
 
 def token_logprobs(logits: Tensor, ids: Tensor, wanted: list[int]) -> list[TokenLogprobs]:
     """What `logits` [S, vocab] say of `ids` [S] and of each row's `wanted[s]` likeliest tokens, likeliest first."""
+    return _as_logprobs(*_scored(logits, ids, max(wanted)), wanted)
+
+
+def _scored(logits: Tensor, ids: Tensor, most: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The ids and their log-probabilities [S], the `most` likeliest ids and theirs [S, most]."""
     scores = logits.float().log_softmax(-1)
-    values, order = scores.topk(min(max(wanted), scores.shape[-1]), dim=-1)
-    chosen = scores.gather(-1, ids[:, None]).squeeze(-1)
+    values, order = scores.topk(min(most, scores.shape[-1]), dim=-1)
+    return ids, scores.gather(-1, ids[:, None]).squeeze(-1), order, values
+
+
+def _as_logprobs(ids: Tensor, chosen: Tensor, order: Tensor, values: Tensor, wanted: list[int]) -> list[TokenLogprobs]:
     return [
         TokenLogprobs(token, logprob, tuple(zip(tokens[:count], logprobs[:count], strict=True)))
         for token, logprob, tokens, logprobs, count in zip(

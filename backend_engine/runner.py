@@ -17,6 +17,7 @@ from .sequence import Phase, Sequence
 from .steps import Draw, Launched, SingleRowSteps
 from .table import RunningTable
 from .tiers.base import Loads
+from .transfers import Fetch, sent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +84,7 @@ class StepRunner:
     def draw(self, flight: Flight) -> Flight:
         """Queue the drawing of a flight's tokens behind it, if it is the host's to draw; masks are filled meanwhile.
 
-        On a GPU that waits for the flight only where the logits are shaped, or a row was undecided before.
+        On a GPU that waits for the flight only where a row was undecided before.
         """
         if flight.draw is not Draw.HOST:
             return flight
@@ -91,10 +92,10 @@ class StepRunner:
         plan = StepPlan(decodes=[flight.sequences[row] for row in rows])
         logits = flight.launched.logits()
         if not rows:  # kernels of no rows are not launched
-            none = torch.empty(0, dtype=torch.int64, device=logits.device)
-            return replace(flight, drawn=Drawn(logits=logits[:0], ids=none, rows=[]))
+            none = torch.empty(0, dtype=torch.int64)
+            return replace(flight, drawn=Drawn(ids=none, asking=[], fetch=Fetch(none)))
         if len(rows) < len(flight.sequences):
-            logits = logits[torch.tensor(rows, dtype=torch.int64, device=logits.device)]
+            logits = logits[sent(rows, logits.device)]
         ahead = not any(sequence.undecided for sequence in plan.decodes)
         return replace(flight, drawn=self._drawn(logits, plan, ahead=ahead))
 

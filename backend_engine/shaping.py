@@ -11,6 +11,7 @@ from torch import Tensor
 
 from .sequence import Sequence
 from .token_counts import IN_PROMPT, TokenCounts
+from .transfers import sent
 
 
 def shaped(logits: Tensor, sequences: list[Sequence], *, counts: TokenCounts, eos_ids: Ordered[int]) -> Tensor:
@@ -19,7 +20,7 @@ def shaped(logits: Tensor, sequences: list[Sequence], *, counts: TokenCounts, eo
     if not rows:
         return logits
     owners = [sequences[row] for row in rows]
-    place = torch.tensor(rows, device=logits.device)
+    place = sent(rows, logits.device)
     part = biased(logits[place], [owner.request.sampling.logit_bias for owner in owners])
     penalized = [row for row, owner in enumerate(owners) if owner.request.sampling.penalized]
     if penalized:
@@ -30,11 +31,12 @@ def shaped(logits: Tensor, sequences: list[Sequence], *, counts: TokenCounts, eo
 
 def _penalized_rows(logits: Tensor, rows: list[int], owners: list[Sequence], counts: TokenCounts) -> Tensor:
     chosen = [owners[row] for row in rows]
-    place = torch.tensor(rows, device=logits.device)
+    place = sent(rows, logits.device)
     fields = [owner.request.sampling for owner in chosen]
-    weights = torch.tensor(
+    weights = sent(
         [[params.repetition_penalty, params.frequency_penalty, params.presence_penalty] for params in fields],
-        device=logits.device,
+        logits.device,
+        torch.float32,
     )
     part = penalized(logits[place], counts.of(chosen, vocab=logits.shape[-1]), weights)
     return logits.index_copy(0, place, part)
@@ -59,8 +61,8 @@ def biased(logits: Tensor, biases: Ordered[Ordered[tuple[int, float]]]) -> Tenso
     rows, ids = _places([[token for token, _ in pairs] for pairs in biases])
     if not ids:
         return logits
-    values = torch.tensor([value for pairs in biases for _, value in pairs], device=logits.device)
-    places = torch.tensor([rows, ids], device=logits.device)
+    values = sent([value for pairs in biases for _, value in pairs], logits.device, torch.float32)
+    places = sent([rows, ids], logits.device)
     return logits.index_put(tuple(places), values, accumulate=True)
 
 
@@ -69,8 +71,8 @@ def banned(logits: Tensor, ids: Ordered[Ordered[int]]) -> Tensor:
     rows, tokens = _places(ids)
     if not tokens:
         return logits
-    places = torch.tensor([rows, tokens], device=logits.device)
-    without = logits.index_put(tuple(places), logits.new_tensor(-torch.inf))
+    places = sent([rows, tokens], logits.device)
+    without = logits.index_put(tuple(places), logits.new_full((), -torch.inf))
     return torch.where(without.amax(-1, keepdim=True) == -torch.inf, logits, without)
 
 

@@ -16,14 +16,18 @@ def attend(
     q_row, q_head, kv_slot, kv_head_stride, scale_slot, table_row, rows, scale_log2,
     GROUP: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr, PAGE: tl.constexpr,
     WINDOW: tl.constexpr, ROUNDED: tl.constexpr, TILE_ROWS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    SPLITS: tl.constexpr,
+    SPLITS: tl.constexpr, HEADS_FIRST: tl.constexpr,
 ):  # fmt: skip
     """One tile against the keys of one split. `scale_log2` turns scores into base-2 logarithms.
 
     `WINDOW` is how many of its visible keys a row sees, the last ones; 0 is all. `ROUNDED` keys and values are numbers
-    of 8 bits, with scales for each slot and head.
+    of 8 bits, with scales for each slot and head. With `HEADS_FIRST` neighbouring programs have the heads of one tile,
+    whose keys lie side by side, else the tiles of one head.
     """
-    tile, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    if HEADS_FIRST:
+        kv_head, tile, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    else:
+        tile, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     request = tl.load(tiles + tile * 3)
     first = tl.load(tiles + tile * 3 + 1)
     stop = tl.load(tiles + tile * 3 + 2)

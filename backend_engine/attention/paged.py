@@ -28,14 +28,38 @@ LOG2_E = math.log2(math.e)
 FEW_ROWS = 16
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tiling:
+    """How a program goes over its keys: so many at a time, by so many warps, with so many blocks on their way.
+
+    With `heads_first` programs that run side by side have the heads of one tile, else the tiles of one head.
+    """
+
+    keys: int
+    warps: int
+    stages: int
+    heads_first: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class TritonAttention:
-    """See AttentionBackend. A part of split keys has at least `least_keys`, to be worth its launch."""
+    """See AttentionBackend. A part of split keys has at least `least_keys`, to be worth its launch.
+
+    `tiling` replaces the one that is chosen by shape, for measurements.
+    """
 
     least_keys: int = 256
+    tiling: Tiling | None = None
 
     def plan(self, batch: StepBatch, *, page_size: int, scale: float, window: int | None = None) -> "TritonPlan":
-        return TritonPlan(batch=batch, page_size=page_size, scale=scale, window=window, least_keys=self.least_keys)
+        return TritonPlan(
+            batch=batch,
+            page_size=page_size,
+            scale=scale,
+            window=window,
+            least_keys=self.least_keys,
+            tiling=self.tiling,
+        )
 
 
 @dataclass(slots=True)
@@ -47,6 +71,7 @@ class TritonPlan:
     scale: float
     window: int | None
     least_keys: int
+    tiling: Tiling | None = None
     _tiles: Tensor | None = None
     _shape: tuple[int, int, int] = (0, 0, 0)  # rows a tile, BLOCK_M, splits
 
@@ -68,6 +93,8 @@ class TritonPlan:
         else:
             part, lse = out, self.batch.visible
         dim_pad = max(16, triton.next_power_of_2(dim))  # of the least size that a matrix unit takes
+        chosen = self.tiling or Tiling(keys=64 if dim_pad <= 128 else 32, warps=4, stages=3 if block_m > 64 else 2)
+        grid = (kv_heads, tiles, splits) if chosen.heads_first else (tiles, kv_heads, splits)
         constants: dict[str, Any] = {"HEADS": heads, "DIM": dim, "DIM_PAD": dim_pad, "SPLITS": splits}
         tiling: dict[str, Any] = {
             "GROUP": group,
@@ -76,14 +103,15 @@ class TritonPlan:
             "ROUNDED": isinstance(k, RoundedKV),
             "TILE_ROWS": tile_rows,
             "BLOCK_M": block_m,
-            "BLOCK_N": 64 if dim_pad <= 128 else 32,
-            "num_warps": 4,
-            "num_stages": 3 if block_m > 64 else 2,
+            "BLOCK_N": chosen.keys,
+            "HEADS_FIRST": chosen.heads_first,
+            "num_warps": chosen.warps,
+            "num_stages": chosen.stages,
         }
         table, visible = self.batch.page_table, self.batch.visible
         (k, k_scales), (v, v_scales) = numbers_of(k), numbers_of(v)
         strides = (q.stride(0), q.stride(1), k.stride(0), k.stride(1), k_scales.stride(0), table.stride(0))
-        attend[(tiles, kv_heads, splits)](
+        attend[grid](
             q, k, v, k_scales, v_scales, out, part, lse, self._tiles, visible, table, *strides, rows,
             self.scale * LOG2_E,
             **constants, **tiling,

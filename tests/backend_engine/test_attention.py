@@ -209,3 +209,15 @@ def test_a_request_without_rows_is_left_out() -> None:
 def test_unknown_backend_names_the_known() -> None:
     with pytest.raises(ConfigError, match="sdpa"):
         attention_backend("nope")
+
+
+@pytest.mark.parametrize(("keys", "heads_first"), [(32, True), (64, True), (16, False)])
+def test_any_tiling_is_the_same_attention(keys: int, heads_first: bool) -> None:
+    module = importlib.import_module("promptsluice.backend_engine.attention.paged")
+    tiling = module.Tiling(keys=keys, warps=2, stages=2, heads_first=heads_first)
+    parts = [
+        RequestRows(ids=[0], indices=[69], pages=range(18)),
+        RequestRows(ids=[0] * 5, indices=range(3, 8), pages=(20, 19)),
+    ]
+    for least_keys in (8, 1 << 20):
+        check(parts, pages=21, backend=module.TritonAttention(least_keys=least_keys, tiling=tiling))
