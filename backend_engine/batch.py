@@ -60,6 +60,7 @@ class StepBatch:
     narrowings: tuple[Narrowing, ...] = ()
     loads: Loads = NO_LOADS  # keys and values that come into the pool from elsewhere, layer by layer
     probes: tuple[Probe, ...] = ()
+    until: float = 1.0  # the share of the layers that is run: where all rows are probes that look no deeper
 
     @property
     def rows(self) -> int:

@@ -117,6 +117,7 @@ class Engine:
             pool=self.pool,
             table=self._table,
             loads=self._pages.loads,
+            carry=self._pages.carry,
             drawer=drawer,
             masks=Masks(rows=options.step_tokens, vocab=spec.vocab, device=decoder.device),
             steps=steps,

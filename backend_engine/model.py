@@ -16,6 +16,7 @@ from .fused import FusedOps, HeadTurn, fused_ops
 from .native import Library, NativeSteps
 from .native.bindings import MOST_ROWS
 from .pool import KVPool
+from .probe import layers_until
 from .rope import LayerRopes
 from .rounded_kv import Stored
 from .spec import ModelSpec
@@ -24,10 +25,14 @@ from .weights import Weights
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """`hidden` is [logit rows, hidden], after the last norm; `recomputed` has the repaired rows of each narrowing."""
+    """`hidden` is [logit rows, hidden], after the last norm; `recomputed` has the repaired rows of each narrowing.
+
+    `complete`: all layers were run.
+    """
 
     hidden: Tensor
     recomputed: tuple[int, ...]
+    complete: bool = True
 
 
 class Decoder:
@@ -63,7 +68,7 @@ class Decoder:
 
     @torch.inference_mode()
     def forward(self, batch: StepBatch, pool: KVPool) -> StepOutput:
-        """Run all layers, writing every computed row's keys and values to its slot.
+        """Run all layers, or as many as the batch says, writing every computed row's keys and values to its slot.
 
         Rows that a narrowing drops write nothing from its selector's layer on: what was loaded into their slots
         stays. No value is read back from the device.
@@ -71,7 +76,7 @@ class Decoder:
         if self._native is not None and self._native.takes(batch, pool):
             return StepOutput(self._native.forward(batch, pool), ())
         ops, spec, weights = self._ops, self.spec, self.weights
-        last = spec.layers - 1
+        last, depth = spec.layers - 1, layers_until(batch.until, spec)
         residual = weights.embedding(batch.ids)
         if self._embedding_scale != 1.0:
             residual = residual * self._embedding_scale
@@ -79,6 +84,8 @@ class Decoder:
         angles, plan = self.ropes.angles(batch.positions, self.dtype), self._plans(batch, pool)
         recomputed = tuple(narrowing.quota for narrowing in batch.narrowings)
         for index, layer in enumerate(weights.layers):
+            if index == depth:
+                return StepOutput(residual[:0], recomputed, complete=False)
             batch.loads.wait(index)
             k_pool, v_pool = pool.layer(index)
             qkv = layer.qkv(normed).view(batch.rows, -1, spec.head_dim)
@@ -91,7 +98,7 @@ class Decoder:
                 batch = batch.keep(rows, counts, narrowings=later)
                 residual, q, k, v = (tensor[rows] for tensor in (residual, q, k, v))
                 if batch.rows == 0:  # a chunk of repairable rows alone, none of which is chosen
-                    return StepOutput(residual, recomputed)
+                    return StepOutput(residual, recomputed, complete=False)
                 angles, plan = self.ropes.angles(batch.positions, self.dtype), self._plans(batch, pool)
                 pool.write(index, batch.slots, k, v)
             else:

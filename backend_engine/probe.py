@@ -1,5 +1,6 @@
 """How much the end of a prompt looks at the keys before it, measured while it runs over stored KV."""
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -13,8 +14,8 @@ PROBING_ROWS = 32  # at most so many of a prompt's last rows look: the weights a
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """In layers from the share `depth` of all on, the attention weights of a step's `rows` on the keys at `slots` are
-    added to `attention`, summed over rows and heads.
+    """In layers from the share `depth` of all on, up to the share `until`, the attention weights of a step's `rows` on
+    the keys at `slots` are added to `attention`, summed over rows and heads.
 
     `rows` are row numbers of the step, int64 [R]; `slots` int64 [K] hold the request's first keys, which all lie before
     these rows; `attention` float32 [K] is changed in place. Under a sliding window a row looks at what is inside.
@@ -23,6 +24,7 @@ class Probe:
     rows: Tensor
     slots: Tensor
     depth: float
+    until: float = 1.0
     attention: Tensor
 
     def look(self, layer: int, q: Tensor, k_pool: Stored, visible: Tensor, spec: ModelSpec) -> None:
@@ -30,7 +32,7 @@ class Probe:
 
         `visible` is the batch's, [rows of the step].
         """
-        if layer < self.depth * spec.layers:
+        if not self.depth * spec.layers <= layer < layers_until(self.until, spec):
             return
         grouped = q[self.rows].float().unflatten(1, (spec.kv_heads, -1))
         scores = torch.einsum("rhgd,khd->hgrk", grouped, k_pool[self.slots].float()) * spec.scale
@@ -39,3 +41,8 @@ class Probe:
             scores.masked_fill_(places < visible[self.rows][:, None] - window, float("-inf"))
         weights = scores.softmax(-1).nan_to_num_(0.0)  # a row whose window holds none of the keys looks at none
         self.attention.add_(weights.sum(dim=(0, 1, 2)))
+
+
+def layers_until(share: float, spec: ModelSpec) -> int:
+    """How many layers lie within this share of the depth, the last one in part."""
+    return math.ceil(share * spec.layers - 1e-9)

@@ -45,7 +45,8 @@ class Flight:
 class StepRunner:
     """For the engine's thread. `steps`, if any, run plans of one row a request, and guesses.
 
-    `loads` is asked before each step that is not launched behind another one.
+    `loads` is asked before each step that is not launched behind another one; `carry` takes those back of which a step
+    did not wait for all layers.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class StepRunner:
         pool: KVPool,
         table: RunningTable,
         loads: Callable[[], Loads],
+        carry: Callable[[Loads], None],
         drawer: Drawer,
         masks: Masks,
         steps: SingleRowSteps | None,
@@ -63,6 +65,7 @@ class StepRunner:
         self._pool = pool
         self._table = table
         self._loads = loads
+        self._carry = carry
         self._drawer = drawer
         self._masks = masks
         self._steps = steps
@@ -123,9 +126,13 @@ class StepRunner:
             rows, widths = self._table.drafted_rows(plan), plan.widths.tolist()
             return self._draw(self._steps.drafted(*rows, widths), plan)
         try:
-            hidden = self._decoder.forward(replace(self._table.layout(plan), loads=loads), self._pool).hidden
-        finally:
-            loads.settle()  # not all layers are run where all rows are dropped, or where one fails
+            output = self._decoder.forward(replace(self._table.layout(plan), loads=loads), self._pool)
+        except BaseException:
+            loads.settle()
+            raise
+        if not output.complete:
+            self._carry(loads)
+        hidden = output.hidden
         place = int(plan.widths.sum())
         drawing = list(range(place))
         for chunk in plan.chunks:

@@ -185,6 +185,12 @@ class Scheduler:
         sequence = chunk.sequence
         sequence.ran += chunk.count
         sequence.recomputed += chunk.quota
+        if sequence.glances < 1:
+            sequence.computed = sequence.begun
+            self._pages.share(sequence)
+            if chunk.probed:
+                sequence.choose(first=sequence.begun)
+            return
         if chunk.probed:  # what stands before the first span is as it should be
             sequence.computed = sequence.spans[0].start
             self._pages.share(sequence)

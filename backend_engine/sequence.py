@@ -80,6 +80,7 @@ class Sequence:
     ran: int = 0
     spans: tuple[ReusedSpan, ...] = ()  # what a prefix hit left of the request's
     repairable: NDArray[np.bool_] | None = None  # per row of `plan`
+    begun: int = 0  # where the prefill begins: what came before was cached
     probing: bool = False  # `plan` only shows which reused rows the prompt's end looks at
     attention: Tensor | None = None  # on each of the first `asked` keys, while probing
     limit: int = 0
@@ -182,10 +183,16 @@ class Sequence:
         self.probing, self.attention = False, None
         self.limit = spans[0].start if spans else self.most
         self.ran = 0
-        self.computed = cached - loading
+        self.begun, self.computed = cached, cached - loading
         self.phase = Phase.PREFILL
         if reuse is not None and spans and reuse.chooser is not None and reuse.ratio > 0:
             self._choose_or_probe(reuse.chooser, first=cached)
+
+    @property
+    def glances(self) -> float:
+        """The share of the layers that are run for it now: what was computed stays only where that is all of them."""
+        reuse = self.request.reuse
+        return reuse.chooser.until if self.probing and reuse is not None and reuse.chooser is not None else 1.0
 
     @property
     def asked(self) -> int:

@@ -13,6 +13,7 @@ from .sequence import NO_PAGES, Phase, Rows, Sequence
 from .span_loads import SpanLoader, SpanWriter, Together
 from .table import RunningTable
 from .tiers.base import Loads, PrefixTier
+from .tiers.empty import NO_LOADS
 
 _NO_MATCH = Match(NO_PAGES, -1, 0, 0)
 
@@ -36,6 +37,7 @@ class SequencePages:
         self._tree = tree
         self._tier = tier
         self._spans = spans
+        self._carried: Loads = NO_LOADS
         self._table = table
 
     def match(self, sequence: Sequence) -> Match:
@@ -127,7 +129,13 @@ class SequencePages:
 
     def loads(self) -> Loads:
         """All that is on its way into the pool for the next step, which must wait for it, whoever asked for it."""
-        return Together(self._tier.loads(), self._spans.loads())
+        carried, self._carried = self._carried, NO_LOADS
+        return Together(carried, self._tier.loads(), self._spans.loads())
+
+    def carry(self, loads: Loads) -> None:
+        """What a step did not wait for is the next one's; all of it is under way from now on."""
+        loads.begin()
+        self._carried = loads
 
     def extend(self, sequence: Sequence, pages: int = 1) -> None:
         """Give a sequence more pages, which are free."""
@@ -166,7 +174,9 @@ class SequencePages:
             self._table.set_pages(sequence, pages)
 
     def release(self, sequence: Sequence) -> None:
-        """Give all of a sequence's pages back."""
+        """Give all of a sequence's pages back. Whoever gets them must not be overwritten by what was to come here."""
+        self._carried.settle()
+        self._carried = NO_LOADS
         self._allocator.unref(sequence.pages)
 
 

@@ -96,8 +96,11 @@ class _SpanLoads:
         self._begin(layer + 1 + _AHEAD)
         self._marks[layer].hold()
 
-    def settle(self) -> None:
+    def begin(self) -> None:
         self._begin(len(self._turns))
+
+    def settle(self) -> None:
+        self.begin()
         self._marks[-1].hold()
 
     def _begin(self, layers: int) -> None:
@@ -144,6 +147,10 @@ class Together:
     def wait(self, layer: int) -> None:
         for loads in self._loads:
             loads.wait(layer)
+
+    def begin(self) -> None:
+        for loads in self._loads:
+            loads.begin()
 
     def settle(self) -> None:
         for loads in self._loads:

@@ -145,6 +145,7 @@ class RunningTable:
                 for start, chunk in zip(starts[decodes:].tolist(), plan.chunks, strict=False)
                 if chunk.sequence.probing and (probe := self._probe(start, chunk)) is not None
             ),
+            until=1.0 if decodes else max(chunk.sequence.glances for chunk in plan.chunks),
         )
 
     def _narrowing(self, request: int, chunk: Chunk) -> Narrowing:
@@ -172,6 +173,7 @@ class RunningTable:
             rows=self._tensor(start + asking),
             slots=self.slots(sequence, 0, sequence.asked),
             depth=reuse.chooser.depth,
+            until=reuse.chooser.until,
             attention=sequence.attention,
         )
 

@@ -61,11 +61,15 @@ class RowChooser(Protocol):
 
     With a `depth`, the engine first runs what is not reused over the stored KV, and sums the attention weights of the
     prompt's last rows, those behind the last span, on each key, over heads and over the layers from this share of the
-    depth on. Without one, rows are chosen by their places alone. It must be a pure function of its inputs.
+    depth on, up to the share `until`: later layers are not run for it, nor waited for. Without a depth, rows are chosen
+    by their places alone. It must be a pure function of its inputs.
     """
 
     @property
     def depth(self) -> float | None: ...
+
+    @property
+    def until(self) -> float: ...
 
     def choose(self, *, attention: "Tensor | None", offsets: "Tensor", quota: int) -> "Tensor":
         """Return `quota` row indices, int64, unique. `attention` float32 [rows] is None without a depth; `offsets`

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from promptsluice.backend_engine.probe import Probe
     from promptsluice.kv_reuse import Repair
 
-Looks = dict[tuple[str, float, float], Tensor]
+Window = tuple[float, float]
+Looks = dict[tuple[str, Window, float], Tensor]
 
 PAGE = 16
 
@@ -84,10 +85,10 @@ class Bench:
         return self._anchors[ids]
 
     def attention(
-        self, case: "Case", blocks: Sequence["KVBlock"], *, depth: float, rerun: Collection[int] = ()
+        self, case: "Case", blocks: Sequence["KVBlock"], *, window: Window, rerun: Collection[int] = ()
     ) -> Tensor:
-        """What the engine's probe would measure: float32, one for each row of the chunks. `rerun` are places of rows
-        that are recomputed with it."""
+        """What the engine's probe would measure: float32, one for each row of the chunks. `window`: a chooser's `depth`
+        and `until`. `rerun` are places of rows that are recomputed with it."""
         from promptsluice.backend_engine.probe import PROBING_ROWS, Probe
 
         asked, total, inside = sum(case.spans[-1]), len(case.ids), set(case.places).difference(rerun)
@@ -97,7 +98,8 @@ class Bench:
         probe = Probe(
             rows=torch.tensor(asking, device=self.device),
             slots=self._slots(0, 0, asked),
-            depth=depth,
+            depth=window[0],
+            until=window[1],
             attention=torch.zeros(asked, device=self.device),
         )
         self._forward([self._part(0, [case.ids[place] for place in needed], needed)], probes=(probe,))
@@ -109,16 +111,16 @@ class Bench:
         """The outcome of each way; `tokens` are decoded."""
         looks: Looks = {}
         for way, repair in ways:
-            depth = None if repair.chooser is None else repair.chooser.depth
-            if way.anchor is None or depth is None:
+            window = _window(repair)
+            if way.anchor is None or window is None:
                 continue
-            if (way.anchor, depth, 0.0) not in looks:
-                looks[way.anchor, depth, 0.0] = self.attention(case, chunks[way.anchor], depth=depth)
-            if way.looks == 2 and (way.anchor, depth, way.ratio) not in looks:
+            if (way.anchor, window, 0.0) not in looks:
+                looks[way.anchor, window, 0.0] = self.attention(case, chunks[way.anchor], window=window)
+            if way.looks == 2 and (way.anchor, window, way.ratio) not in looks:
                 first = self._chosen(case, replace(way, ratio=way.ratio / 2, looks=1), repair, looks)
-                seen = self.attention(case, chunks[way.anchor], depth=depth, rerun=first)
+                seen = self.attention(case, chunks[way.anchor], window=window, rerun=first)
                 seen[[place in first for place in case.places]] = math.inf
-                looks[way.anchor, depth, way.ratio] = seen
+                looks[way.anchor, window, way.ratio] = seen
         outcomes: list[Outcome] = []
         for first in range(0, len(ways), self.together):
             outcomes += self._run(case, ways[first : first + self.together], chunks, looks, tokens)
@@ -169,8 +171,8 @@ class Bench:
         if repair.chooser is None or not quota:
             return set()
         assert way.anchor is not None, "only chunks are repaired"
-        depth = repair.chooser.depth
-        attention = None if depth is None else looks[way.anchor, depth, way.ratio if way.looks == 2 else 0.0]
+        window = _window(repair)
+        attention = None if window is None else looks[way.anchor, window, way.ratio if way.looks == 2 else 0.0]
         rows = repair.chooser.choose(attention=attention, offsets=torch.tensor(case.offsets), quota=quota)
         return {case.places[row] for row in rows.tolist()}
 
@@ -192,3 +194,9 @@ class Bench:
 
         batch = build_batch(parts, page_size=PAGE, device=self.device)
         return self.decoder.forward(replace(batch, probes=probes), self.pool).hidden
+
+
+def _window(repair: "Repair") -> Window | None:
+    """The part of the depth in which a chooser has the question looked at."""
+    chooser = repair.chooser
+    return None if chooser is None or chooser.depth is None else (chooser.depth, chooser.until)

@@ -58,6 +58,8 @@ METHODS = (
     "query attention + 4 heads",
     "query attention, from a third",
     "query attention, from half",
+    "query attention, a quarter to a half",
+    "query attention, a third to two thirds",
     "query attention, two looks",
 )
 TWICE = METHODS[-1]
@@ -83,6 +85,8 @@ def methods() -> dict[str, "Repair"]:
         Repair(chooser=QueryAttention(heads=4)),
         Repair(chooser=QueryAttention(depth=1 / 3)),
         Repair(chooser=QueryAttention(depth=0.5)),
+        Repair(chooser=QueryAttention(depth=1 / 4, until=1 / 2)),
+        Repair(chooser=QueryAttention(depth=1 / 3, until=2 / 3)),
         Repair(chooser=QueryAttention()),
     )
     return dict(zip(METHODS, repairs, strict=True))

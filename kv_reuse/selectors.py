@@ -49,6 +49,7 @@ class ChunkHeads:
     """The first rows of each chunk, the same number of all, which lack most of what stands before them."""
 
     depth: None = None
+    until: float = 1.0
 
     def choose(self, *, attention: Tensor | None, offsets: Tensor, quota: int) -> Tensor:
         """Row indices [quota] int64."""
@@ -57,15 +58,21 @@ class ChunkHeads:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueryAttention:
-    """The rows that the question looks at most, in the layers from the share `depth` on, after `heads` first rows of
-    each chunk, which count as looked at most of all."""
+    """The rows that the question looks at most, in the layers from the share `depth` on up to `until`, after `heads`
+    first rows of each chunk, which count as looked at most of all."""
 
     depth: float = 2 / 3
     heads: int = 0
+    until: float = 1.0
 
     def __post_init__(self) -> None:
         if not 0 <= self.depth < 1:
             raise BadRequest(f"depth must be from 0 to below 1, got {self.depth}", param="reuse.selector.depth")
+        if not self.depth < self.until <= 1:
+            raise BadRequest(
+                f"until must be above depth ({self.depth}) and at most 1, got {self.until}",
+                param="reuse.selector.until",
+            )
         if self.heads < 0:
             raise BadRequest(f"heads must not be negative, got {self.heads}", param="reuse.selector.heads")
 
@@ -88,7 +95,7 @@ AUTO = Repair(chooser=QueryAttention())
 
 _SELECTORS: dict[str, Callable[..., RowSelector]] = {"kv_deviation": KVDeviation}
 _CHOOSERS: dict[str, Callable[..., RowChooser]] = {"chunk_heads": ChunkHeads, "query_attention": QueryAttention}
-"""A new one is one frozen dataclass with `layer` and `select`, or with `depth` and `choose`, and one entry here."""
+"""A new one is a frozen dataclass with `layer` and `select`, or with `depth`, `until` and `choose`, and an entry here."""
 
 
 def selector_names() -> tuple[str, ...]:

@@ -40,8 +40,12 @@ class Loads(Protocol):
         """What the engine's stream is given from here on sees this layer loaded."""
         ...
 
+    def begin(self) -> None:
+        """Nothing is left to be asked for: it comes by itself."""
+        ...
+
     def settle(self) -> None:
-        """The same for all layers."""
+        """As `wait`, for all layers."""
         ...
 
 

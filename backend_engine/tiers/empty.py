@@ -12,6 +12,9 @@ class NoLoads:
     def wait(self, layer: int) -> None:
         return
 
+    def begin(self) -> None:
+        return
+
     def settle(self) -> None:
         return
 

@@ -22,6 +22,9 @@ class _Loading:
         for marks in self._begun:
             marks[layer].hold()
 
+    def begin(self) -> None:
+        return  # they were begun when they were asked for
+
     def settle(self) -> None:
         for marks in self._begun:
             marks[-1].hold()

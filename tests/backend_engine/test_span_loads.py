@@ -1,6 +1,6 @@
 """Spans that come in beside the steps, as late as they may: like written at once, and never over anybody's pages."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +35,12 @@ IDS = random_ids(100, 11)
 PLACES = [(7, 30), (30, 61), (70, 95)]
 
 
+@dataclass(frozen=True)
 class MostLooked:
-    """Half of the depth, and whatever the end looks at most."""
+    """Whatever the end looks at most."""
 
-    depth = 0.5
+    depth: float = 0.5
+    until: float = 1.0
 
     def choose(self, *, attention: Tensor | None, offsets: Tensor, quota: int) -> Tensor:
         assert attention is not None
@@ -89,7 +91,10 @@ def turned(model: LoadedModel, blocks: list[KVBlock]) -> tuple[ReusedSpan, ...]:
 
 
 @pytest.mark.parametrize("step_tokens", [16, 128])
-@pytest.mark.parametrize(("chooser", "ratio"), [(None, 0.0), (MostLooked(), 0.3), (MostLooked(), 1.0)])
+@pytest.mark.parametrize(
+    ("chooser", "ratio"),
+    [(None, 0.0), (MostLooked(), 0.3), (MostLooked(until=0.75), 0.3), (MostLooked(0.0, 0.3), 0.3), (MostLooked(), 1.0)],
+)
 def test_late_spans_are_as_good_as_written_ones(
     model: LoadedModel, chooser: RowChooser | None, ratio: float, step_tokens: int
 ) -> None:
@@ -123,11 +128,12 @@ def test_a_prefix_hit_cuts_a_span_that_is_turned_on_the_way(model: LoadedModel, 
     assert cut.tokens == alone(whole, replace(greedy(IDS), reuse=before)).tokens
 
 
-def test_requests_beside_each_other_get_their_own(model: LoadedModel) -> None:
+@pytest.mark.parametrize("chooser", [MostLooked(), MostLooked(0.2, 0.6)])
+def test_requests_beside_each_other_get_their_own(model: LoadedModel, chooser: MostLooked) -> None:
     others = [random_ids(100, seed) for seed in (1, 2, 3)]
     requests = []
     for ids in others:
-        reuse = Reuse(spans=spans(stored(model, ids)), chooser=MostLooked(), ratio=0.2)
+        reuse = Reuse(spans=spans(stored(model, ids)), chooser=chooser, ratio=0.2)
         requests += [replace(greedy(ids), reuse=reuse), greedy(ids[:50])]
     expected = [alone(tiny_engine(model), request).tokens for request in requests]
     found = together(late_engine(model, LateStream(), step_tokens=32), *requests)
@@ -146,6 +152,24 @@ def test_spans_of_an_aborted_request_go_nowhere(model: LoadedModel, reference: R
     engine.add(greedy(ids), other)
     finish(engine)
     stream.reach(stream.done + len(stream.waiting))
+    assert doomed.result.finish_reason == "abort" and other.tokens == reference.greedy(ids)
+    assert_idle(engine)
+
+
+def test_an_abort_behind_a_probe_that_stopped_early(model: LoadedModel, reference: Reference) -> None:
+    """Half of the layers have not come yet; its pages are the next one's at once."""
+    stream = LateStream()
+    engine = late_engine(model, stream, pages=30)
+    doomed, other = Collected(), Collected()
+    reuse = Reuse(spans=spans(stored(model)), chooser=MostLooked(0.0, 0.5), ratio=0.2)
+    sequence = engine.add(replace(greedy(IDS), reuse=reuse), doomed)
+    engine.step()
+    assert stream.waiting, "the later layers are still to come"
+    engine.abort(sequence)
+    assert not stream.waiting
+    ids = random_ids(90, 5)
+    engine.add(greedy(ids), other)
+    finish(engine)
     assert doomed.result.finish_reason == "abort" and other.tokens == reference.greedy(ids)
     assert_idle(engine)
 

@@ -27,6 +27,7 @@ class RandomPlaces:
 
     seed: int
     depth: float | None = None
+    until: float = 1.0
     chosen: list[Tensor] = field(default_factory=list)
     saw: list[Tensor | None] = field(default_factory=list)
 

@@ -26,15 +26,15 @@ def places_of(spans: list[tuple[int, int]]) -> list[int]:
 
 @pytest.mark.parametrize("name", PROMPTS)
 @pytest.mark.parametrize("step", STEPS)
-@pytest.mark.parametrize("depth", [None, 0.5])
+@pytest.mark.parametrize(("depth", "until"), [(None, 1.0), (0.5, 1.0), (0.25, 0.5)])
 def test_chosen_rows_are_recomputed_and_no_others(
-    model: LoadedModel, reference: Reference, depth: float | None, step: int, name: str
+    model: LoadedModel, reference: Reference, depth: float | None, until: float, step: int, name: str
 ):
     ids, spans = PROMPTS[name]
     runner = Runner(model, step_tokens=step)
     reuser = runner.reuser()
     reuser.warm([A, B, C])
-    chooser = RandomPlaces(3, depth)
+    chooser = RandomPlaces(3, depth, until)
     plan = reuser.plan(ids, spans, ratio=0.3, repair=Repair(chooser=chooser))
     (finished,) = runner.together(greedy(ids, plan.reuse))
     spans = loaded_spans(spans, len(ids))
@@ -45,16 +45,20 @@ def test_chosen_rows_are_recomputed_and_no_others(
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_the_probe_measures_how_the_end_looks_at_the_chunks(model: LoadedModel, reference: Reference, step: int):
+@pytest.mark.parametrize("until", [1.0, 0.75])
+def test_the_probe_measures_how_the_end_looks_at_the_chunks(
+    model: LoadedModel, reference: Reference, until: float, step: int
+):
     ids, spans = prompt((text(5, 3),), A, (text(6, 2),), B, (text(7, 6),))
     runner = Runner(model, step_tokens=step)
     reuser = runner.reuser()
     reuser.warm([A, B])
-    chooser = RandomPlaces(0, 0.5)
+    chooser = RandomPlaces(0, 0.5, until)
     runner.together(greedy(ids, reuser.plan(ids, spans, repair=Repair(chooser=chooser)).reuse))
     asked = spans[-1][0] + spans[-1][1]
     expected = torch.zeros(asked, dtype=torch.float64)
-    for weights in reference.blended(ids, spans).weights[model.spec.layers // 2 :]:
+    layers = slice(model.spec.layers // 2, math.ceil(until * model.spec.layers))
+    for weights in reference.blended(ids, spans).weights[layers]:
         looked = weights[:, -6:, :asked]
         # A window may hold none of these keys.
         expected += (looked / looked.sum(-1, keepdim=True)).nan_to_num().sum((0, 1))
@@ -80,7 +84,8 @@ def test_probed_requests_share_steps_with_all_others(model: LoadedModel, referen
     runner = Runner(model, step_tokens=512)
     reuser = runner.reuser()
     reuser.warm([A, B, C])
-    choosers = [RandomPlaces(number, depth) for number, depth in enumerate([0.5, 0.0, None])]
+    looks = [(0.5, 1.0), (0.0, 0.5), (None, 1.0)]
+    choosers = [RandomPlaces(number, depth, until) for number, (depth, until) in enumerate(looks)]
     asked = list(PROMPTS.values())[:3]
     plans = [
         reuser.plan(ids, spans, ratio=0.3, repair=Repair(chooser=chooser))
