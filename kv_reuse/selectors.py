@@ -95,7 +95,7 @@ AUTO = Repair(chooser=QueryAttention())
 
 _SELECTORS: dict[str, Callable[..., RowSelector]] = {"kv_deviation": KVDeviation}
 _CHOOSERS: dict[str, Callable[..., RowChooser]] = {"chunk_heads": ChunkHeads, "query_attention": QueryAttention}
-"""A new one is a frozen dataclass with `layer` and `select`, or with `depth`, `until` and `choose`, and an entry here."""
+"""A new one is a frozen dataclass with `layer` and `select`, or `depth`, `until` and `choose`, and an entry here."""
 
 
 def selector_names() -> tuple[str, ...]:
