@@ -66,7 +66,12 @@ def test_selectors_have_names():
         ("nearest", {}, "no row selector 'nearest'; there are: auto, chunk_heads, kv_deviation", "reuse.selector"),
         ("kv_deviation", {"depth": 2}, "no option 'depth'; it has: layer, on", "reuse.selector.depth"),
         ("auto", {"depth": 1}, "'auto' has no option 'depth'", "reuse.selector.depth"),
-        ("query_attention", {"until": 0.5}, "until must be above depth .0.5. and at most 1", "reuse.selector.until"),
+        (
+            "query_attention",
+            {"depth": 0.5, "until": 0.5},
+            "until must be above depth .0.5. and at most 1",
+            "reuse.selector.until",
+        ),
         ("query_attention", {"depth": 1.0}, "depth must be from 0 to below 1", "reuse.selector.depth"),
         ("query_attention", {"heads": -1}, "heads must not be negative", "reuse.selector.heads"),
         ("kv_deviation", {"layer": 0}, "layer must be at least 1, got 0", "reuse.selector.layer"),
