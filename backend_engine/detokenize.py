@@ -24,6 +24,7 @@ class StopMatcher:
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stops)
         self._held = ""
+        self.found: str | None = None
 
     def push(self, text: str) -> tuple[str, bool]:
         """Take more text; return what is safe to show now, and whether a stop string was found (nothing follows)."""
@@ -32,8 +33,9 @@ class StopMatcher:
         text = self._held + text
         found = [(text.find(stop) + len(stop), text.find(stop)) for stop in self._stops if stop in text]
         if found:
-            self._held = ""
-            return text[: min(found)[1]], True
+            end, start = min(found)
+            self._held, self.found = "", text[start:end]
+            return text[:start], True
         held = max(_overlap(text, stop) for stop in self._stops)
         self._held = text[len(text) - held :]
         return text[: len(text) - held], False
@@ -65,6 +67,11 @@ class Detokenizer:
         for token_id in after:
             self._stream.push(token_id)
             self._shown.append(token_id)
+
+    @property
+    def stop(self) -> str | None:
+        """The stop string that ended the text."""
+        return self._matcher.found
 
     def push(self, token_id: int) -> tuple[str, bool]:
         """The text that is safe to show after this token, and whether a stop string was completed."""

@@ -98,7 +98,8 @@ class Outputs:
         self.totals["reused"] += result.reused_tokens
         self.totals["recomputed"] += result.recomputed_tokens
         try:
-            sequence.sink.delta(replace(last, text=last.text + rest, finish_reason=reason))
+            stop = sequence.detokenizer.stop if sequence.detokenizer and reason == "stop" else None
+            sequence.sink.delta(replace(last, text=last.text + rest, finish_reason=reason, stop=stop))
             sequence.sink.done(result)
         except Exception as error:  # noqa: BLE001 - logged where the request is given up
             self._undeliverable(sequence, error)

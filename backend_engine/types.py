@@ -154,7 +154,7 @@ class Delta:
 
     `logprobs`, where asked for, has an entry for each of `token_ids` but one that ended the text by its id.
     `prompt_logprobs`, on the first delta of a request that asked for them and for `logprobs`, has an entry for each
-    prompt token but the first.
+    prompt token but the first. `stop` is the stop string that ended the text, where one did.
     """
 
     text: str = ""
@@ -162,6 +162,7 @@ class Delta:
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     finish_reason: FinishReason | None = None
+    stop: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -17,16 +18,17 @@ from . import (
     routes_compress,
     routes_embeddings,
     routes_health,
+    routes_messages,
     routes_models,
     routes_responses,
     routes_tokenize,
 )
 from .backends.base import Backend
 from .edge import Edge, error_headers, log
+from .errors import on_the_wire
 from .house import Sluice
 from .metrics import Metrics
 from .reload import watching
-from .wire import dumps
 
 # A slow line may need a minute for a large prompt; a client that drips bytes must not hold a place for ever.
 _BODY_S = 120.0
@@ -34,6 +36,7 @@ _ROUTES = (
     routes_chat,
     routes_completions,
     routes_responses,
+    routes_messages,
     routes_compress,
     routes_embeddings,
     routes_tokenize,
@@ -85,7 +88,7 @@ async def _own_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, PromptsluiceError), error
     if error.status >= 500:
         log.warning("request %s: %s", request.state.request_id, error.message)
-    return Response(dumps(error.to_wire()), error.status, dict(error_headers(error)), media_type="application/json")
+    return _answered(request, error.status, error.to_wire(), error_headers(error))
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
@@ -94,7 +97,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
     code = {404: "route_not_found", 405: "method_not_allowed"}.get(error.status_code)
     path = f"{request.method} {request.url.path[:200]}"
     message = f"there is no {path}" if error.status_code == 404 else f"{path}: {error.detail}"
-    return _wire_error(error.status_code, message, code=code, headers=error.headers)
+    return _wire_error(request, error.status_code, message, code=code, headers=error.headers)
 
 
 async def _validation_error(request: Request, error: Exception) -> Response:
@@ -102,10 +105,11 @@ async def _validation_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError), error
     first = error.errors()[0]
     param = ".".join(str(step) for step in first["loc"][1:]) or None
-    return _wire_error(400, f"{param}: {first['msg']}", param=param)
+    return _wire_error(request, 400, f"{param}: {first['msg']}", param=param)
 
 
 def _wire_error(
+    request: Request,
     status: int,
     message: str,
     *,
@@ -115,4 +119,9 @@ def _wire_error(
 ) -> Response:
     kind = "not_found_error" if status == 404 else "invalid_request_error"
     body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
-    return Response(dumps(body), status, dict(headers or {}), media_type="application/json")
+    return _answered(request, status, body, headers or {})
+
+
+def _answered(request: Request, status: int, error: Mapping[str, Any], headers: Mapping[str, str]) -> Response:
+    status, body, more = on_the_wire(request.url.path, status, error, request_id=request.state.request_id)
+    return Response(body, status, {**headers, **more}, media_type="application/json")

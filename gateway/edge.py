@@ -20,8 +20,8 @@ from ..prompt import (
     PromptsluiceError,
     StorageFull,
 )
+from .errors import on_the_wire
 from .metrics import Metrics
-from .wire import dumps
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -131,6 +131,7 @@ class _Exchange:
 
     def __init__(self, scope: Scope, send: Send) -> None:
         self._send = send
+        self._path = scope["path"]
         self.request_id = _request_id(scope)
         self.status = 499
         self.started = False
@@ -147,11 +148,11 @@ class _Exchange:
         await self._send(message)
 
     async def fail(self, error: PromptsluiceError, *, close: bool = False) -> None:
-        headers = {**error_headers(error), **({"connection": "close"} if close else {})}
-        body = dumps(error.to_wire())
+        status, body, more = on_the_wire(self._path, error.status, error.to_wire(), request_id=self.request_id)
+        headers = {**error_headers(error), **more, **({"connection": "close"} if close else {})}
         raw = [(name.encode("latin-1"), value.encode("latin-1", "replace")) for name, value in headers.items()]
         raw += [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-        await self.send({"type": "http.response.start", "status": error.status, "headers": raw})
+        await self.send({"type": "http.response.start", "status": status, "headers": raw})
         await self.send({"type": "http.response.body", "body": body})
 
 

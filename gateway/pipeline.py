@@ -7,7 +7,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..policies import Plan, Resolution
@@ -215,7 +215,7 @@ async def _accounted(sluice: Sluice, prepared: Begun, reply: Stream, *, report: 
                 else:
                     yield item
         if held is not None:
-            yield Frame(data=spliced(held.data, "promptsluice", prepared.report.to_wire()), content=held.content)
+            yield replace(held, data=spliced(held.data, "promptsluice", prepared.report.to_wire()), usage=None)
         outcome = "ok" if outcome != "failed" else outcome
     except Exception:
         outcome = "failed"

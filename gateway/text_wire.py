@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..prompt import Usage
-from .wire import Choice, dumps
+from .wire import Choice, dumps, stopped
 
 Told = Sequence[Mapping[str, Any]]
 """Of each token an object, as chats have them."""
@@ -90,9 +90,9 @@ class TextWriter:
         """A chunk with a piece of the text."""
         return self._chunk(index, text, self._columns(index, logprobs))
 
-    def finish(self, reason: str, *, index: int = 0) -> bytes:
+    def finish(self, reason: str, *, index: int = 0, stop: str | None = None) -> bytes:
         """The last chunk of a choice."""
-        return self._chunk(index, "", None, reason=reason)
+        return self._chunk(index, "", None, reason=reason, stop=stop)
 
     def usage(self, usage: Usage) -> bytes:
         """The usage chunk: no choices, sent last and only to who asked."""
@@ -108,7 +108,8 @@ class TextWriter:
         if echo is not None:
             text = echo.text + text
             columns = self._of_prompt(index, echo, choice.prompt_logprobs)
-        return _choice(index, text, self._columns(index, choice.logprobs, columns), reason=choice.reason)
+        told = self._columns(index, choice.logprobs, columns)
+        return _choice(index, text, told, reason=choice.reason, stop=choice.stop)
 
     def _echo(self, index: int) -> Echo | None:
         return self._echoes[index // self._n] if self._echoes else None
@@ -136,13 +137,16 @@ class TextWriter:
             columns.add(one, offsets.of(bytes(one["bytes"])))
         return columns
 
-    def _chunk(self, index: int, text: str, columns: _Columns | None, *, reason: str | None = None) -> bytes:
-        return self._shared + b',"choices":[' + dumps(_choice(index, text, columns, reason=reason)) + b"]}"
+    def _chunk(
+        self, index: int, text: str, columns: _Columns | None, *, reason: str | None = None, stop: str | None = None
+    ) -> bytes:
+        choice = _choice(index, text, columns, reason=reason, stop=stop)
+        return self._shared + b',"choices":[' + dumps(choice) + b"]}"
 
 
-def _choice(index: int, text: str, columns: _Columns | None, *, reason: str | None) -> dict[str, Any]:
+def _choice(index: int, text: str, columns: _Columns | None, *, reason: str | None, stop: str | None) -> dict[str, Any]:
     told = None if columns is None else columns.to_wire()
-    return {"index": index, "text": text, "logprobs": told, "finish_reason": reason}
+    return {"index": index, "text": text, "logprobs": told, "finish_reason": reason, **stopped(stop)}
 
 
 def _shown(raw: bytes, echo: Echo) -> bytes:

@@ -103,7 +103,8 @@ class EventSplitter:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
     """One whole answer. `calls` are its tool calls as chats have them. `logprobs` has an object for each token, None
-    where they were not asked for; so has `prompt_logprobs` for the prompt's tokens but the first.
+    where they were not asked for; so has `prompt_logprobs` for the prompt's tokens but the first. `stop` is the stop
+    string that ended it, where one did.
     """
 
     text: str
@@ -111,6 +112,7 @@ class Choice:
     calls: Sequence[Mapping[str, Any]] = ()
     logprobs: Sequence[Mapping[str, Any]] | None = None
     prompt_logprobs: Sequence[Mapping[str, Any]] | None = None
+    stop: str | None = None
 
 
 class ChatWriter:
@@ -142,9 +144,9 @@ class ChatWriter:
             delta = {"index": piece.index, "function": {"arguments": piece.text}}
         return self._chunk(index, {"tool_calls": [delta]}, logprobs=logprobs)
 
-    def finish(self, reason: str, *, index: int = 0) -> bytes:
+    def finish(self, reason: str, *, index: int = 0, stop: str | None = None) -> bytes:
         """The last chunk of a choice."""
-        return self._chunk(index, {}, reason=reason)
+        return self._chunk(index, {}, reason=reason, stop=stop)
 
     def usage(self, usage: Usage) -> bytes:
         """The usage chunk: no choices, sent last and only to who asked."""
@@ -158,6 +160,7 @@ class ChatWriter:
                 "message": _message(choice),
                 "logprobs": _logprobs(choice.logprobs),
                 "finish_reason": choice.reason,
+                **stopped(choice.stop),
             }
             for index, choice in enumerate(choices)
         ]
@@ -170,8 +173,10 @@ class ChatWriter:
         *,
         logprobs: Sequence[Mapping[str, Any]] | None = None,
         reason: str | None = None,
+        stop: str | None = None,
     ) -> bytes:
-        choice = {"index": index, "delta": delta, "logprobs": _logprobs(logprobs), "finish_reason": reason}
+        told = _logprobs(logprobs)
+        choice = {"index": index, "delta": delta, "logprobs": told, "finish_reason": reason, **stopped(stop)}
         return self._shared + b',"choices":[' + dumps(choice) + b"]}"
 
 
@@ -179,6 +184,11 @@ def _message(choice: Choice) -> dict[str, Any]:
     """With calls and no text the content is null."""
     message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
     return {**message, "content": choice.text or None, "tool_calls": choice.calls} if choice.calls else message
+
+
+def stopped(stop: str | None) -> Mapping[str, str]:
+    """The stop string that ended a choice, under the name that vLLM has for it, if one did."""
+    return {} if stop is None else {"stop_reason": stop}
 
 
 def _logprobs(content: Sequence[Mapping[str, Any]] | None) -> Mapping[str, Any] | None:

@@ -134,6 +134,8 @@ class OpenAIBackend(Spec):
 
     `tokenizer` (a catalogue name or directory) is used to count prompt tokens; without it counts are estimates.
     `fallbacks` are asked in their order, once each, while nothing of an answer has been sent.
+    `messages`: whether bodies of Anthropic's Messages API go to it as chats, or as they came, to `base_url`/messages,
+    with the key in the header `messages_key`.
     """
 
     kind: Literal["openai"]
@@ -146,6 +148,8 @@ class OpenAIBackend(Spec):
     tokenizer: Text | None = None
     timeouts: Timeouts = Timeouts()
     max_connections: Annotated[int, Field(ge=1)] = 256
+    messages: Literal["translated", "native"] = "translated"
+    messages_key: Literal["x-api-key", "authorization"] = "x-api-key"
     fallbacks: Items[FallbackSpec] = ()
 
     @model_validator(mode="after")

@@ -103,6 +103,11 @@ class Prompt:
         return bool(self._dropped or self._fields or self._edits())
 
     @property
+    def edits(self) -> Mapping[Path, str]:
+        """By its path, the new text of each leaf whose text is not what came in."""
+        return self._edits()
+
+    @property
     def chars(self) -> int:
         """Characters in all text segments."""
         return sum(len(segment.text) for segment in self._segments)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...compressors.context import Score
 from ...policies import Plan, Policy
-from ...prompt import BadRequest, Prompt, Report, Usage
+from ...prompt import BadRequest, Path, Prompt, Report, Usage
 
 if TYPE_CHECKING:
     from ...backend_engine.readings import Readings
@@ -43,6 +43,20 @@ class Call(Asked):
     prompt: Prompt
     policy: Policy
     plan: Plan | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessagesCall(Call):
+    """A prepared chat that came as a body of Anthropic's Messages API (`raw`). `prompt` says the same as a chat.
+
+    `origins` maps the path of a text in the chat to its path in the body. `path` is the route below an upstream's base
+    URL; `versions` are the client's `anthropic-*` headers.
+    """
+
+    raw: bytes = field(repr=False)
+    origins: Mapping[Path, Path] = field(repr=False)
+    path: str = "/messages"
+    versions: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,6 +177,19 @@ class Backend(ABC):
     async def continue_text(self, call: TextCall) -> Answer | Stream:
         """Go on where raw prompts end; all else is as in `complete`. BadRequest where that cannot be done."""
         raise BadRequest(f"the models of backend {self.name!r} do not serve /completions", param="model")
+
+    @property
+    def speaks_messages(self) -> bool:
+        """Whether `converse` can be asked: bodies of Anthropic's API are answered as they are, not as chats."""
+        return False
+
+    async def converse(self, call: MessagesCall) -> Answer | Stream:
+        """Answer a body of Anthropic's API in its own form; all else is as in `complete`."""
+        raise BadRequest(f"the models of backend {self.name!r} do not serve {call.path}", param="model")
+
+    def count_prompt(self, prompt: Prompt) -> int:
+        """Tokens of a chat as it would go into the model; an estimate where its template is not known. Blocking."""
+        return sum(self.count_tokens(segment.text) for segment in prompt.segments if segment.text)
 
     def warm(self, texts: Sequence[str], *, collection: str) -> None:  # noqa: B027
         """A hint, any thread: these chunks of a collection will be asked for, their KV may be computed ahead. Does not

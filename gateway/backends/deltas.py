@@ -23,7 +23,9 @@ class Writer(Protocol):
 
     def content(self, text: str, *, index: int = 0, logprobs: Sequence[Mapping[str, Any]] | None = None) -> bytes: ...
 
-    def finish(self, reason: str, *, index: int = 0) -> bytes: ...
+    def finish(self, reason: str, *, index: int = 0, stop: str | None = None) -> bytes:
+        """The last chunk of a choice; `stop` is the stop string that ended it."""
+        ...
 
     def usage(self, usage: Usage) -> bytes: ...
 
@@ -72,7 +74,8 @@ async def as_frames(
                 told = None if describe is None else []  # it is told once
             if delta.finish_reason is not None:
                 ended.add(index)
-                yield Frame(data=writer.finish(_reason(readers[index], delta.finish_reason), index=index))
+                reason = _reason(readers[index], delta.finish_reason)
+                yield Frame(data=writer.finish(reason, index=index, stop=delta.stop))
     for index in range(choices):
         if index not in began:
             yield Frame(data=writer.begin(index))
@@ -101,6 +104,7 @@ async def as_answer(
         Choice(
             text="".join(one.texts),
             reason=_reason(one.reader, one.reason),
+            stop=one.stop,
             calls=[call.to_wire() for call in one.calls],
             logprobs=None if describe is None else one.logprobs,
             prompt_logprobs=None if describe is None else one.prompt_logprobs,
@@ -120,6 +124,7 @@ class _Gathered:
         self.logprobs: list[Any] = []
         self.prompt_logprobs: list[Any] = []
         self.reason = "stop"
+        self.stop: str | None = None
 
     def add(self, delta: Delta, describe: Describe | None) -> None:
         for part in _read(self.reader, delta):
@@ -129,7 +134,7 @@ class _Gathered:
                 self.calls.append(_Call(part))
             else:
                 self.calls[part.index].arguments.append(part.text)
-        self.reason = delta.finish_reason or self.reason
+        self.reason, self.stop = delta.finish_reason or self.reason, delta.stop
         if describe is not None:
             self.logprobs += describe(delta.logprobs)
             self.prompt_logprobs += describe(delta.prompt_logprobs)

@@ -145,6 +145,9 @@ class EmbeddedBackend(Backend):
             return room.tokenizer.encode_plain(prompt)
         return room.encode(prompt, chunks=frozenset(), with_tools=True).encoded.ids
 
+    def count_prompt(self, prompt: Prompt) -> int:
+        return len(self.tokenize(prompt))
+
     def detokenize(self, ids: Sequence[int]) -> str:
         room = self._opened()
         for place, token in enumerate(ids):

@@ -20,11 +20,25 @@ from ...policies.schema import OpenAIBackend as UpstreamSpec
 from ...prompt import Overloaded, Prompt, PromptsluiceError, UpstreamError, UpstreamTimeout, Usage
 from ...prompt.jsontext import splice
 from ..wire import EventSplitter
-from .base import ATTEMPTS_HEADER, Answer, Asked, Backend, Call, Frame, ModelCard, Stream, TextCall, estimated_tokens
+from .base import (
+    ATTEMPTS_HEADER,
+    Answer,
+    Asked,
+    Backend,
+    Call,
+    Frame,
+    MessagesCall,
+    ModelCard,
+    Stream,
+    TextCall,
+    estimated_tokens,
+)
+from .forms import ChatForm, Form, MessagesForm, StreamReader
 from .servers import Server, Servers
-from .upstream import ChatStreamReader, Secret, as_error_body, listed_models, passed_headers, retry_after_s, usage_of
+from .upstream import Secret, listed_models, passed_headers, retry_after_s
 
 _RETRIES = 2
+_VERSION = "2023-06-01"  # of Anthropic's API, for clients that name none
 _RETRIED_STATUS = frozenset({502, 503, 504})
 _KEY_CHARS = 1024
 _MAX_ANSWER = 64 << 20
@@ -94,35 +108,64 @@ class UpstreamBackend(Backend):
     async def complete(self, call: Call) -> Answer | Stream:
         prompt = call.prompt.with_fields(model=call.model)
         body = await asyncio.to_thread(prompt.render) if prompt.chars > _LARGE else prompt.render()
-        key = _conversation(prompt, call.tenant) if self._by_prefix else b""
-        return await self._asked("/chat/completions", body, call, options=prompt.body.get("stream_options"), key=key)
+        return await self._asked(
+            "/chat/completions", body, call, self._chat_form(call, prompt.body), key=self._key(call, prompt)
+        )
 
     async def continue_text(self, call: TextCall) -> Answer | Stream:
         body = call.raw
         if call.model != call.body["model"]:
             body = splice(body.decode(), replace={("model",): json.dumps(call.model)}).encode()
         key = f"{call.tenant}/{str(call.body.get('prompt'))[:_KEY_CHARS]}".encode("utf-8", "replace")
-        return await self._asked("/completions", body, call, options=call.body.get("stream_options"), key=key)
+        return await self._asked("/completions", body, call, self._chat_form(call, call.body), key=key)
+
+    @property
+    def speaks_messages(self) -> bool:
+        return self._spec.messages == "native"
+
+    async def converse(self, call: MessagesCall) -> Answer | Stream:
+        edits = {call.origins[path]: json.dumps(text, ensure_ascii=False) for path, text in call.prompt.edits.items()}
+        if call.model != call.prompt.body["model"]:
+            edits["model",] = json.dumps(call.model)
+        body = await asyncio.to_thread(lambda: splice(call.raw.decode(), replace=edits).encode()) if edits else call.raw
+        headers = {"anthropic-version": _VERSION, **call.versions, **self._messages_key()}
+        form = MessagesForm(backend=self.name, secret=self._secret)
+        return await self._asked(call.path, body, call, form, key=self._key(call, call.prompt), headers=headers)
+
+    def _key(self, call: Call, prompt: Prompt) -> bytes:
+        return _conversation(prompt, call.tenant) if self._by_prefix else b""
+
+    def _chat_form(self, call: Asked, body: Mapping[str, Any]) -> ChatForm:
+        continuous = bool((body.get("stream_options") or {}).get("continuous_usage_stats"))
+        return ChatForm(backend=self.name, secret=self._secret, include_usage=call.include_usage, continuous=continuous)
 
     async def _asked(
-        self, path: str, body: bytes, call: Asked, *, options: Mapping[str, Any] | None, key: bytes
+        self,
+        path: str,
+        body: bytes,
+        call: Asked,
+        form: Form,
+        *,
+        key: bytes,
+        headers: Mapping[str, str] | None = None,
     ) -> Answer | Stream:
-        sent = self._headers(call.headers, request_id=call.request_id, stream=call.stream)
+        """`headers` take the place of the usual authorization."""
+        sent = self._headers(call.headers, request_id=call.request_id, stream=call.stream, others=headers)
         response, attempts = await self._send(path, body, sent, key=key)
         headers = {**passed_headers(response.headers), ATTEMPTS_HEADER: str(attempts)}
         if call.stream and response.status_code == 200:
             if response.headers.get("content-type", "").startswith("text/event-stream"):
-                continuous = bool((options or {}).get("continuous_usage_stats"))
-                return Stream(frames=self._frames(response, call, continuous=continuous), headers=headers)
+                return Stream(frames=self._frames(response, call, form.reader()), headers=headers)
             await response.aclose()
             raise UpstreamError(f"backend {self.name!r} answered a streaming request with no event stream")
-        answer = await self._whole(response, headers)
+        answer = await self._whole(response, headers, form)
         _note(call, answer.usage)
         return answer
 
     async def relay(self, path: str, body: bytes, *, headers: Mapping[str, str], request_id: str) -> Answer:
         response, attempts = await self._send(path, body, self._headers(headers, request_id=request_id))
-        return await self._whole(response, {**passed_headers(response.headers), ATTEMPTS_HEADER: str(attempts)})
+        passed = {**passed_headers(response.headers), ATTEMPTS_HEADER: str(attempts)}
+        return await self._whole(response, passed, ChatForm(backend=self.name, secret=self._secret))
 
     async def _send(
         self, path: str, body: bytes, headers: Mapping[str, str], *, key: bytes = b""
@@ -177,10 +220,17 @@ class UpstreamBackend(Backend):
         assert self._client is not None, f"backend {self.name!r} was not started"
         return self._client
 
-    def _headers(self, forwarded: Mapping[str, str], *, request_id: str, stream: bool = False) -> dict[str, str]:
+    def _headers(
+        self,
+        forwarded: Mapping[str, str],
+        *,
+        request_id: str,
+        stream: bool = False,
+        others: Mapping[str, str] | None = None,
+    ) -> dict[str, str]:
         return {
             **forwarded,
-            **self._authorization(),
+            **(self._authorization() if others is None else others),
             "content-type": "application/json",
             "accept": "text/event-stream" if stream else "application/json",
             "x-request-id": request_id,
@@ -189,16 +239,20 @@ class UpstreamBackend(Backend):
     def _authorization(self) -> dict[str, str]:
         return {} if self._secret.value is None else {"authorization": f"Bearer {self._secret.value}"}
 
-    async def _whole(self, response: httpx.Response, headers: Mapping[str, str]) -> Answer:
+    def _messages_key(self) -> dict[str, str]:
+        key = self._secret.value
+        return self._authorization() if key is None or self._spec.messages_key != "x-api-key" else {"x-api-key": key}
+
+    async def _whole(self, response: httpx.Response, headers: Mapping[str, str], form: Form) -> Answer:
         body = await self._body(response)
         status = response.status_code
         if status == 200:
-            return Answer(body=body, headers=headers, usage=usage_of(body, backend=self.name))
+            return Answer(body=body, headers=headers, usage=form.usage(body))
         if 300 <= status < 400:
             raise UpstreamError(f"backend {self.name!r} answered with a redirect ({status}), which is not followed")
         if not 400 <= status < 600:
             raise UpstreamError(f"backend {self.name!r} answered with status {status}, which is neither yes nor no")
-        return Answer(body=self._secret.hidden_in(as_error_body(status, body)), status=status, headers=headers)
+        return Answer(body=self._secret.hidden_in(form.error(status, body)), status=status, headers=headers)
 
     async def _body(self, response: httpx.Response) -> bytes:
         body = bytearray()
@@ -209,11 +263,8 @@ class UpstreamBackend(Backend):
                     raise UpstreamError(f"backend {self.name!r} answered with more than {_MAX_ANSWER >> 20} MiB")
         return bytes(body)
 
-    async def _frames(self, response: httpx.Response, call: Asked, *, continuous: bool) -> AsyncGenerator[Frame, None]:
-        """The upstream's chunks, put in order: one usage frame, last, if asked for; nothing after an error."""
-        reader = ChatStreamReader(
-            backend=self.name, secret=self._secret, include_usage=call.include_usage, continuous=continuous
-        )
+    async def _frames(self, response: httpx.Response, call: Asked, reader: StreamReader) -> AsyncGenerator[Frame, None]:
+        """The upstream's events as the reader puts them in order; nothing after an error."""
         splitter = EventSplitter()
         async with aclosing(self._pieces(response)) as incoming:
             async for piece in incoming:

@@ -11,6 +11,7 @@ from ..wire import dumps
 from .base import Frame, ModelCard
 
 _PASSED = frozenset({"retry-after", "retry-after-ms", "x-should-retry", "openai-processing-ms"})
+_LIMITS = ("x-ratelimit-", "anthropic-ratelimit-")
 _SLUGS = {
     400: ("invalid_request_error", None),
     401: ("authentication_error", "invalid_api_key"),
@@ -40,7 +41,7 @@ def passed_headers(headers: Mapping[str, str]) -> dict[str, str]:
     ASCII, which not every value that was read could be written as.
     """
     plain = {name.lower(): value for name, value in headers.items() if value.isascii()}
-    kept = {name: value for name, value in plain.items() if name in _PASSED or name.startswith("x-ratelimit-")}
+    kept = {name: value for name, value in plain.items() if name in _PASSED or name.startswith(_LIMITS)}
     if "x-request-id" in plain:
         kept["x-promptsluice-upstream-request-id"] = plain["x-request-id"]
     return kept

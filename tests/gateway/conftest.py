@@ -2,11 +2,15 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import openai
 import pytest
 
 from .harness import PATIENCE_S, UPSTREAM_KEY, Gateway, Upstream, start_gateway, stop_gateway
+
+if TYPE_CHECKING:
+    import anthropic
 
 CONFIG = """
 version: 1
@@ -72,6 +76,14 @@ def upstream() -> Iterator[Upstream]:
     server = Upstream()
     yield server
     server.close()
+
+
+@pytest.fixture(scope="session")
+def claude(gateway: Gateway) -> "anthropic.Anthropic":
+    """Anthropic's client of the gateway."""
+    import anthropic
+
+    return anthropic.Anthropic(base_url=gateway.url, api_key="any", max_retries=0)
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,7 @@ import pytest
 from .harness import UPSTREAM_KEY, Exchange, Gateway, Upstream, eventually, http, start_gateway, stop_gateway
 from .test_upstream import DONE, HI, chunk
 
-ROUTES = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/compress")
+ROUTES = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/compress", "/v1/messages")
 
 
 def post(gateway: Gateway, path: str, body: Any, **headers: str) -> Any:
