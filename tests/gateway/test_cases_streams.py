@@ -111,7 +111,7 @@ def test_gw_06_a_stream_that_breaks_off_ends_with_an_error_frame(
     *chunks, error = frames
     assert set(error) == {"error"} and {"message", "type", "code"} <= set(error["error"])
     assert all(one["choices"][0]["finish_reason"] is None for one in chunks) and "[DONE]" not in frames
-    assert gateway.metric(FAILED) == before + 1
+    eventually(lambda: gateway.metric(FAILED) == before + 1)
     assert len(upstream.seen) == (1 if response.status_code == 200 else 3), "nothing is retried once it has begun"
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import anthropic
 import pytest
 
-from .harness import Gateway, Upstream
+from .harness import Gateway, Upstream, eventually
 from .test_messages import HI, WEATHER, ask, call, completion, events
 from .test_upstream import DONE, USAGE_CHUNK, answers, chunk
 
@@ -126,7 +126,7 @@ def test_a_stream_that_breaks_off_ends_with_an_error_event(gateway: Gateway, ups
     *_, piece, error = events(gateway)
     assert piece["delta"] == {"type": "text_delta", "text": "a"}
     assert error["type"] == "error" and error["error"]["type"] == "api_error" and error["error"]["message"]
-    assert gateway.metric(failed) == before + 1
+    eventually(lambda: gateway.metric(failed) == before + 1)
     client = anthropic.Anthropic(base_url=gateway.url, api_key="any", max_retries=0)
     with (
         pytest.raises(anthropic.APIStatusError),
