@@ -67,6 +67,10 @@ class Metrics:
             "promptsluice_fallbacks", "Requests handed to another backend because one could not answer",
             ("backend", "to"), registry=own,
         )  # fmt: skip
+        self._recalls = Counter(
+            "promptsluice_answer_cache", "Chats under policies that keep answers: hit, miss", ("policy", "outcome"),
+            registry=own,
+        )  # fmt: skip
         self._reloads = Counter(
             "promptsluice_policy_reloads", "New versions of the policy file: accepted, refused", ("outcome",),
             registry=own,
@@ -110,6 +114,9 @@ class Metrics:
 
     def fell_back(self, backend: str, *, to: str) -> None:
         self._fallbacks.labels(backend, to).inc()
+
+    def recalled(self, policy: str, *, hit: bool) -> None:
+        self._recalls.labels(policy, "hit" if hit else "miss").inc()
 
     def reloaded(self, *, models: Collection[str] | None) -> None:
         """Count a new version of the policy file, with the names that may be label values now; None: it was refused."""

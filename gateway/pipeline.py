@@ -17,6 +17,7 @@ from .caller import Caller
 from .failover import Ask, C, complete
 from .house import Sluice
 from .optimization import Optimized, optimized, passed_over
+from .recall import completed
 from .wire import spliced
 
 # Below this size a body is parsed faster than it is handed to a thread.
@@ -139,7 +140,7 @@ async def dispatch(sluice: Sluice, prepared: Prepared, caller: Caller) -> Answer
         plan=prepared.plan,
         **asked(prepared, prepared.prompt.body, caller),
     )
-    return await replied(sluice, prepared, call, ask=lambda backend, one: backend.complete(one))
+    return await replied(sluice, prepared, call, ask=lambda backend, one: completed(sluice, backend, one))
 
 
 def asked(begun: Begun, body: Mapping[str, Any], caller: Caller) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from ..compressors.context import Count
 from ..policies import PolicySet
 from ..policies.schema import RetrieveSpec
 from ..prompt import Prompt
+from .answer_cache import AnswerCache
 from .responses.kept import ResponseStore
 from .salts import Salts
 
@@ -35,6 +36,7 @@ class Rooms:
         self._backends: Mapping[str, Backend] = {}
         self._salts: Callable[[], Salts] = Salts
         self.responses = ResponseStore(policy_set.server.responses)
+        self.answers = AnswerCache(policy_set.server.answer_cache)
 
     def wire(self, policy_set: PolicySet, backends: Mapping[str, "Backend"]) -> None:
         """By the house, and by each that follows it: the file in force, and the backends to count and warm with, which

@@ -17,6 +17,7 @@ from .house import Sluice
 from .messages.answer import as_message
 from .messages.request import ChatBody, chat_body
 from .messages.stream import as_message_stream, with_last_words
+from .recall import completed
 from .stream import EventStream
 from .wire import dumps
 
@@ -43,7 +44,9 @@ async def create_message(request: Request, sluice: House, caller: Known) -> Resp
     await pipeline.available(sluice, resolution.backend)
     prepared = await pipeline.prepare(sluice, asked.prompt, resolution, request_id=caller.request_id, began=began)
     call = _call(asked, prepared, caller, prompt=prepared.prompt, plan=prepared.plan)
-    reply = await pipeline.replied(sluice, prepared, call, ask=lambda backend, one: _ask(backend, one, asked.chat))
+    reply = await pipeline.replied(
+        sluice, prepared, call, ask=lambda backend, one: _ask(sluice, backend, one, asked.chat)
+    )
     reply = pipeline.with_account(sluice, prepared, reply, caller)
     headers = {**reply.headers, "request-id": caller.request_id}
     if isinstance(reply, Answer):
@@ -108,13 +111,13 @@ def _call(
     )
 
 
-async def _ask(backend: Backend, call: MessagesCall, chat: ChatBody) -> Answer | Stream:
+async def _ask(sluice: Sluice, backend: Backend, call: MessagesCall, chat: ChatBody) -> Answer | Stream:
     """The reply of one backend in Anthropic's form, whatever it speaks itself."""
     if backend.speaks_messages:
         return await backend.converse(call)
     chat.refuse()
     stops = chat.body.get("stop") or ()
-    reply = await backend.complete(call)
+    reply = await completed(sluice, backend, call)
     if isinstance(reply, Answer):
         return as_message(reply, stops=stops)
     return as_message_stream(reply, input_tokens=call.report.tokens_out, stops=stops)

@@ -56,6 +56,8 @@ class TextParameters(Sampling):
 def text_parameters(body: Mapping[str, Any]) -> TextParameters:
     """Check a request body; BadRequest names the first field at fault. A field that is null counts as absent."""
     asked = {name: value for name, value in body.items() if value is not None and name not in HARMLESS}
+    if asked.get("suffix") == "":
+        del asked["suffix"]  # some clients always send it, and an empty one asks for nothing
     try:
         parameters = TextParameters.model_validate(asked)
     except ValidationError as error:

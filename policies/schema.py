@@ -231,6 +231,15 @@ class ProtectSpec(Spec):
     kinds: Items[KindName] = ()
 
 
+class CacheSpec(Spec):
+    """Whole answers are kept and given again for `ttl` seconds: to requests that are equal in everything, or, from a
+    cosine of `similarity` on, to those whose question means the same and that are equal in everything else.
+    """
+
+    ttl: Seconds = 3600.0
+    similarity: Annotated[float, Field(gt=0, le=1)] | None = None
+
+
 class QualitySpec(Spec):
     """Bounds on what may be lost. `max_removed`: the share of a segment that lossy steps together may take away.
 
@@ -264,6 +273,7 @@ class Policy(Spec):
     reuse: ReuseSpec = ReuseSpec()
     protect: ProtectSpec = ProtectSpec()
     quality: QualitySpec = QualitySpec()
+    cache: CacheSpec | None = None
     min_prompt_tokens: Annotated[int, Field(ge=0)] = 0
     token_value_ms: Annotated[float, Field(ge=0)] = 0.0
     rewrite_timeout: Seconds | None = None
@@ -338,7 +348,9 @@ class ResponsesSpec(Spec):
 
 
 class ServerSpec(Spec):
-    """The HTTP server and its limits. Without `api_keys` everybody is let in."""
+    """The HTTP server and its limits. Without `api_keys` everybody is let in. `answer_cache`: bytes of answers that
+    policies with a `cache` keep in memory.
+    """
 
     host: Text = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65_535)] = 8000
@@ -348,6 +360,7 @@ class ServerSpec(Spec):
     drain_timeout: Annotated[float, Field(ge=0, le=86_400)] = 30.0
     api_keys: Items[ApiKeySpec] = ()
     responses: ResponsesSpec = ResponsesSpec()
+    answer_cache: Bytes = 64 * 2**20
 
 
 class SharedCacheSpec(Spec):

@@ -180,6 +180,7 @@ class EmbeddedBackend(Backend):
         tools = ToolUse.of(offer, room.tokenizer.tool_template)
         grammar = await self._restrictions.compiled(room, parameters, tools)
         ready = await self._encoders.run(lambda: self._readied(room, call, parameters, tools, grammar))
+        self._refuse_long(ready, param="n")
         writer = ChatWriter(model=call.model)
         reading = None if tools is None else ToolReading(tools.reader, writer.call)
         return await self._reply(room, call, ready, writer, told=parameters.told is not None, tools=reading)
@@ -190,10 +191,7 @@ class EmbeddedBackend(Backend):
         room = await self._engine()
         grammar = await self._restrictions.compiled(room, parameters)
         ready, echoes = await self._encoders.run(lambda: readied(room, call, parameters, grammar))
-        tokens, most = sum(len(request.ids) for request in ready.requests), self._spec.queue_tokens
-        if len(ready.requests) > 1 and tokens > most:
-            message = f"the prompts have {tokens} tokens over all choices, but at most {most} may wait here; send fewer"
-            raise BadRequest(message, param="prompt")
+        self._refuse_long(ready, param="prompt")
         writer = TextWriter(model=call.model, n=parameters.n, echoes=echoes)
         return await self._reply(room, call, ready, writer, told=parameters.told is not None)
 
@@ -231,6 +229,13 @@ class EmbeddedBackend(Backend):
         most = self._spec.queue
         if choices > most:
             raise BadRequest(f"a request may ask for at most {most} answers here, not {choices}", param=param)
+
+    def _refuse_long(self, ready: Ready, *, param: str) -> None:
+        """What could never wait all at once would be told to come back for ever."""
+        tokens, most = sum(len(request.ids) for request in ready.requests), self._spec.queue_tokens
+        if len(ready.requests) > 1 and tokens > most:
+            message = f"{len(ready.requests)} choices have {tokens} prompt tokens, but at most {most} may wait here"
+            raise BadRequest(f"{message}; ask for fewer, or shorten the prompt", param=param)
 
     def _readied(
         self,

@@ -57,7 +57,7 @@ def _read(room: "EngineRoom", parameters: TextParameters, index: int) -> _Read:
         return _Read(ids=tuple(ids), added=added)
     vocab = room.model.spec.vocab
     if max(prompt) >= vocab:
-        raise BadRequest(f"prompt has ids that beyond the {vocab} of this model", param="prompt")
+        raise BadRequest(f"prompt has ids beyond the {vocab} of this model", param="prompt")
     return _Read(ids=prompt)
 
 

@@ -98,7 +98,7 @@ def usage_of(body: bytes, *, backend: str) -> Usage | None:
         raise UpstreamError(f"backend {backend!r} answered with broken JSON") from error
     if not isinstance(parsed, dict):
         raise UpstreamError(f"backend {backend!r} answered with JSON that is no object")
-    return _usage(parsed.get("usage"))
+    return read_usage(parsed.get("usage"))
 
 
 def listed_models(body: bytes) -> list[ModelCard]:
@@ -114,7 +114,8 @@ def listed_models(body: bytes) -> list[ModelCard]:
         return []
 
 
-def _usage(raw: Any) -> Usage | None:
+def read_usage(raw: Any) -> Usage | None:
+    """Of a `usage` object; None for what is none."""
     if not isinstance(raw, dict):
         return None
     details = raw.get("prompt_tokens_details")
@@ -164,7 +165,7 @@ class ChatStreamReader:
         if not isinstance(usage, dict) or (self._continuous and choices):
             yield Frame(data=data, content=_has_content(choices))
         else:
-            self._usage = _usage(usage)
+            self._usage = read_usage(usage)
             self._usage_frame = data if not choices else self._dumped({**chunk, "choices": []})
             if choices:
                 bare = {name: value for name, value in chunk.items() if name != "usage"}

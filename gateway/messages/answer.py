@@ -8,6 +8,7 @@ from typing import Any
 
 from ...prompt import UpstreamError, Usage
 from ..backends.base import Answer
+from ..backends.upstream import read_usage
 from ..wire import dumps
 from .form import as_error_body, ending, message_id, usage_object
 
@@ -27,7 +28,7 @@ def as_message(answer: Answer, *, stops: Collection[str]) -> Answer:
         end = ending(choice.get("finish_reason"), choice.get("stop_reason"), stops, called=called)
     except (LookupError, TypeError, AttributeError) as error:
         raise UpstreamError("the backend answered with what is no chat completion") from error
-    usage = usage_object(answer.usage or Usage())
+    usage = usage_object(read_usage(completion.get("usage")) or Usage())
     body = {"id": message_id(), "type": "message", "role": "assistant", "model": str(completion.get("model") or "")}
     return replace(answer, body=dumps({**body, "content": blocks, **end, "usage": usage}))
 

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from ...prompt import UpstreamError, Usage
 from ..backends.base import estimated_tokens
+from ..backends.upstream import read_usage
 from ..wire import dumps
 from .answer import call_id, read_input, text_of
 from .form import ending, message_id, usage_object
@@ -48,9 +49,9 @@ class EventWriter:
     _usage: Usage | None = None
     _written: int = 0
 
-    def read(self, chunk: Mapping[str, Any], usage: Usage | None) -> Iterator[Event]:
+    def read(self, chunk: Mapping[str, Any]) -> Iterator[Event]:
         """The events that one chunk brings. UpstreamError for one that is no chat chunk."""
-        self._usage = usage or self._usage
+        self._usage = read_usage(chunk.get("usage")) or self._usage
         if not self.begun:
             self.begun = True
             yield from self._begin(str(chunk.get("model") or ""))

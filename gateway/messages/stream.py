@@ -28,7 +28,7 @@ async def _frames(chunks: AsyncGenerator[Frame, None], writer: EventWriter) -> A
             if item.failed:
                 yield Frame(data=as_error_body(500, item.data), event="error", failed=True)
                 return
-            for event in writer.read(_parsed(item.data), item.usage):
+            for event in writer.read(_parsed(item.data)):
                 yield _framed(event, content=item.content)
     for event in writer.end():
         yield replace(_framed(event), usage=usage if event["type"] == "message_delta" else None)

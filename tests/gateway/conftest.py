@@ -53,6 +53,10 @@ backends:
     fallbacks: [{{backend: far}}]
 collections: {{root: {root}/collections}}
 kv_cache: {{path: {root}/kv}}
+policies:
+  cached: {{extends: off, cache: {{ttl: 600}}}}
+  alike: {{extends: off, cache: {{similarity: 0.9}}}}
+  alike-too: {{extends: off, cache: {{similarity: 0.91}}}}
 """
 MODEL = "smollm2-135m-instruct"
 ENGINE_CONFIG = """
@@ -67,6 +71,7 @@ policies:
   repaired: {{extends: recall, reuse: {{mode: blend, ratio: 1.0}}}}
   pruned: {{extends: balanced, rewrite_timeout: 120}}
   shrunk: {{extends: aggressive, rewrite_timeout: 120}}
+  poisoned: {{extends: rag, retrieve: {{collection: poison}}}}
   recall: {{extends: rag, retrieve: {{collection: handbook, top_k: 3}}, reuse: {{min_chunk_tokens: 32}}}}
 """
 
@@ -79,11 +84,12 @@ def upstream() -> Iterator[Upstream]:
 
 
 @pytest.fixture(scope="session")
-def claude(gateway: Gateway) -> "anthropic.Anthropic":
+def claude(gateway: Gateway) -> "Iterator[anthropic.Anthropic]":
     """Anthropic's client of the gateway."""
     import anthropic
 
-    return anthropic.Anthropic(base_url=gateway.url, api_key="any", max_retries=0)
+    with anthropic.Anthropic(base_url=gateway.url, api_key="any", max_retries=0) as client:
+        yield client
 
 
 @pytest.fixture(scope="session")

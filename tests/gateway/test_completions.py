@@ -122,7 +122,7 @@ def test_what_a_request_may_ask() -> None:
     parameters = text_parameters({"model": "m", "prompt": [[1, 2], "x"], "n": 2, "best_of": 2, "user": "u"})
     assert parameters.prompts == ((1, 2), "x") and parameters.choices == 4
     assert parameters.sampling().max_tokens == 16 and parameters.sampling().logprobs is None
-    assert text_parameters({"prompt": "a", "max_tokens": None, "suffix": None}).max_tokens == 16
+    assert text_parameters({"prompt": "a", "max_tokens": None, "suffix": ""}).max_tokens == 16
     assert text_parameters({"prompt": "a", "logprobs": 0}).sampling().logprobs == 0
     with pytest.raises(BadRequest, match="best_of"):
         text_parameters({"prompt": "a", "best_of": 2})

@@ -45,6 +45,12 @@ def native(upstream: Upstream, tmp_path_factory: pytest.TempPathFactory) -> Iter
     stop_gateway(running)
 
 
+@pytest.fixture
+def client(native: Gateway) -> Iterator[anthropic.Anthropic]:
+    with anthropic.Anthropic(base_url=native.url, api_key="any", max_retries=0) as sdk:
+        yield sdk
+
+
 MESSAGE = (
     b'{"id": "msg_1", "type":"message", "content": [], "n":1.50, "usage": {"input_tokens": 3, "output_tokens": 4}}'
 )
@@ -89,9 +95,8 @@ def test_gw_36_also_where_a_policy_changes_what_stands_beside_them(
     )
 
 
-def test_native_counting_and_keys(native: Gateway, upstream: Upstream) -> None:
+def test_native_counting_and_keys(native: Gateway, upstream: Upstream, client: anthropic.Anthropic) -> None:
     upstream.answer(lambda exchange: exchange.json("200 OK", b'{"input_tokens": 77}'))
-    client = anthropic.Anthropic(base_url=native.url, api_key="any", max_retries=0)
     assert client.messages.count_tokens(model="m", messages=HI).input_tokens == 77
     assert upstream.seen[0].line == "POST /v1/messages/count_tokens HTTP/1.1"
     assert (
@@ -141,7 +146,7 @@ END = [
 ]
 
 
-def test_native_streams_pass_as_they_are(native: Gateway, upstream: Upstream) -> None:
+def test_native_streams_pass_as_they_are(native: Gateway, upstream: Upstream, client: anthropic.Anthropic) -> None:
     sent = native_events(START, {"type": "ping"}, *TEXT, *END)
     upstream.answer(answers(*(bytes([byte]) for byte in b"".join(sent))))
     billed = 'promptsluice_billed_tokens_total{backend="claude",model="m",policy="off",type="%s"}'
@@ -149,7 +154,6 @@ def test_native_streams_pass_as_they_are(native: Gateway, upstream: Upstream) ->
     response = post(native, {"model": "m", "max_tokens": 5, "messages": HI, "stream": True})
     assert response.content == b"".join(sent)
     assert [native.metric(billed % kind) for kind in ("prompt", "completion")] == [before[0] + 14, before[1] + 9]
-    client = anthropic.Anthropic(base_url=native.url, api_key="any", max_retries=0)
     with client.messages.stream(model="m", max_tokens=5, messages=HI) as stream:
         assert stream.get_final_text() == "caf\u00e9"
 

@@ -119,7 +119,9 @@ def test_a_call_that_was_cut_off_is_none(gateway: Gateway, upstream: Upstream) -
 
 
 @pytest.mark.parametrize("ending", [b"", b'data: {"error":{"message":"boom"}}\n\n', b"data: {\n\n"])
-def test_a_stream_that_breaks_off_ends_with_an_error_event(gateway: Gateway, upstream: Upstream, ending: bytes) -> None:
+def test_a_stream_that_breaks_off_ends_with_an_error_event(
+    gateway: Gateway, claude: anthropic.Anthropic, upstream: Upstream, ending: bytes
+) -> None:
     failed = 'promptsluice_completions_total{backend="far",model="far",outcome="failed",policy="off"}'
     before = gateway.metric(failed)
     upstream.answer(answers(chunk("a"), ending))
@@ -127,9 +129,8 @@ def test_a_stream_that_breaks_off_ends_with_an_error_event(gateway: Gateway, ups
     assert piece["delta"] == {"type": "text_delta", "text": "a"}
     assert error["type"] == "error" and error["error"]["type"] == "api_error" and error["error"]["message"]
     eventually(lambda: gateway.metric(failed) == before + 1)
-    client = anthropic.Anthropic(base_url=gateway.url, api_key="any", max_retries=0)
     with (
         pytest.raises(anthropic.APIStatusError),
-        client.messages.stream(model="far", max_tokens=5, messages=HI) as stream,
+        claude.messages.stream(model="far", max_tokens=5, messages=HI) as stream,
     ):
         stream.until_done()
