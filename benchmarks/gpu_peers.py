@@ -74,7 +74,7 @@ class Vllm:
             max_num_seqs=256,
             gpu_memory_utilization=0.85,
             generation_config="vllm",
-            attention_config={"backend": "FLASH_ATTN"},
+            attention_config={"backend": "FLASH_ATTN", "flash_attn_version": 3},
         )
 
     def seconds(self, prompts: list[list[int]], tokens: int) -> float:
