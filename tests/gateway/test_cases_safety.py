@@ -222,10 +222,13 @@ def test_gw_62_attempts_over_retries_and_fallbacks_are_bounded(upstream: Upstrea
                 )
                 response = gateway.post({"model": "m", "messages": HI, "stream": stream})
                 asked = [exchange.line.split("/")[1] for exchange in upstream.seen]
-                assert asked == [*["one"] * each, *["two"] * each, *["three"] * each], "each once, none again"
+                counts = [asked.count(name) for name in ("one", "two", "three")]
+                assert asked == sorted(asked, key=["one", "two", "three"].index), "nobody is asked again after another"
+                # Fewer where a circuit breaker has learned from the requests before.
+                assert all(1 <= count <= each for count in counts)
                 assert response.status_code == int(status[:3])
                 assert response.json()["error"]["message"] == "three", "the last one's error"
-                assert response.headers["x-promptsluice-attempts"] == str(3 * each)
+                assert response.headers["x-promptsluice-attempts"] == str(len(asked))
     finally:
         stop_gateway(gateway)
 
