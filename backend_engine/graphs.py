@@ -8,8 +8,10 @@ capture in between would stall whoever is served. Steps that verify guesses have
 worth was not measured on a GPU yet, so they are captured only on demand.
 """
 
+import gc
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -93,7 +95,8 @@ class DecodeGraphs:
         # Two, because a step is read while the next one runs.
         self._read = [torch.zeros(most, dtype=torch.int64, pin_memory=True) for _ in range(2)]
         # Large sizes first: the memory that they work in serves the smaller ones too.
-        self._captured = {size: self._capture(size) for size in sizes}
+        with uncollected():
+            self._captured = {size: self._capture(size) for size in sizes}
         self.drafting = max(drafted) if drafting else (0, 0)
 
     def run(self, ids: Tensor, places: Tensor, rows: Tensor, *, draw: Draw) -> Launched:
@@ -190,3 +193,17 @@ class DecodeGraphs:
         ids, places, owners = self._inputs[:, : fresh.shape[0]].unbind()
         ids.copy_(fresh.clamp(min=0))
         places.add_(owners != self._spare)
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Nothing is collected inside: an engine of before whose graphs end while this thread captures would end the
+    capture, and with it this engine's start."""
+    collecting = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()

@@ -218,7 +218,7 @@ def test_moving_a_chunk_costs_one_more_rounding(model: LoadedModel, dtype: torch
         errors.append(float((got.k - exact.k).norm() / exact.k.norm()))
     once, twice = errors
     assert 0 < once < twice < 1.6 * once < 1.6 * most
-    assert torch.equal(stored(pool, slots, got).v, got.v)
+    torch.testing.assert_close(stored(pool, slots, got).v, got.v, rtol=1e-6, atol=0)  # its scale may be rounded anew
 
 
 def stored(pool: KVPool, slots: Tensor, block: KVBlock) -> KVBlock:

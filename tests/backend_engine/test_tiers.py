@@ -172,7 +172,7 @@ def test_a_step_that_fails_before_its_pages_are_there(model: LoadedModel, refere
                 raise RuntimeError("broken")
             return model.decoder.forward(batch, pool)
 
-    device, stream, ids, other = Failing(), LateStream(), random_ids(101, 1), random_ids(150, 2)
+    device, stream, ids, other = Failing(), LateStream(), random_ids(103, 1), random_ids(150, 2)
     engine = tiered(replace(model, decoder=device), side_stream=stream)
     alone(engine, greedy(ids))
     forget(engine)
