@@ -20,6 +20,23 @@ from .house import Sluice
 Signature = tuple[int, int, int] | None
 
 
+class Looks:
+    """What one look after the other sees of a file. A new version counts once two of them have seen it alike: half of a
+    file that is still being written may be a valid one that lacks, say, the API keys.
+    """
+
+    def __init__(self, seen: Signature) -> None:
+        self._in_force = self._last = seen
+
+    def new(self, found: Signature) -> bool:
+        """Whether this look is the first that shows a new version to be whole."""
+        settled, self._last = found == self._last, found
+        if not settled or found == self._in_force:
+            return False
+        self._in_force = found
+        return True
+
+
 class Reloader:
     """Watches one policy file for one application, looking every `every_s` seconds. `given` are backends that stand
     for the file's.
@@ -30,16 +47,14 @@ class Reloader:
         self._path = path
         self._given = given
         self._every_s = every_s
-        self._seen = _signature(path)
+        self._looks = Looks(_signature(path))
         self._retiring: set[asyncio.Task[None]] = set()
 
     async def watch(self) -> None:
         """Look at the file again and again, for ever."""
         while True:
             await asyncio.sleep(self._every_s)
-            found = await asyncio.to_thread(_signature, self._path)
-            if found != self._seen:
-                self._seen = found
+            if self._looks.new(await asyncio.to_thread(_signature, self._path)):
                 await self.reload()
 
     async def reload(self) -> None:
