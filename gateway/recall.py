@@ -86,17 +86,17 @@ async def _noted(frames: AsyncGenerator[Frame, None], place: _Place) -> AsyncGen
             gathering.add(frame)
             yield frame
     whole = gathering.whole()
-    if whole is not None:
+    if whole is not None and _is_whole(whole):
         place.put(whole)
 
 
 def _is_whole(body: bytes) -> bool:
-    """Whether it can be said again in either framing."""
+    """Whether it can be said again in either framing, which only saying it shows."""
     try:
-        choices = json.loads(body)["choices"]
-        return bool(choices) and all(
-            isinstance(one["index"], int) and isinstance(one["message"], dict) and one["finish_reason"]
-            for one in choices
-        )
-    except (ValueError, LookupError, TypeError):
+        completion = json.loads(body)
+        for _ in chunks_of(completion, include_usage=True):
+            pass
+        choices = completion["choices"]
+        return bool(choices) and all(isinstance(one["index"], int) and one["finish_reason"] for one in choices)
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return False

@@ -109,9 +109,12 @@ class Gathering:
         ended = self._said and all(said.rest.get("finish_reason") for said in self._said.values())
         if not self._good or not ended:
             return None
-        choices = [said.whole(index) for index, said in sorted(self._said.items())]
         usage = {} if self._usage is None else {"usage": self._usage}
-        return dumps({**self._head, "object": "chat.completion", "choices": choices, **usage})
+        try:
+            choices = [said.whole(index) for index, said in sorted(self._said.items())]
+            return dumps({**self._head, "object": "chat.completion", "choices": choices, **usage})
+        except (TypeError, ValueError):
+            return None  # places that are no numbers, or numbers that are no JSON
 
     def _added(self, chunk: Mapping[str, Any]) -> bool:
         self._head = self._head or {name: value for name, value in chunk.items() if name not in _OWN}

@@ -20,7 +20,7 @@ from .responses.kept import Kept
 from .responses.output import Item, ResponseObject, output_of, spoken, usage_of
 from .responses.translate import chat_body, rename_fields
 from .stream import EventStream
-from .wire import dumps
+from .wire import dumps, loads
 
 router = APIRouter()
 
@@ -75,14 +75,14 @@ def _translated(asked: ResponsesRequest, earlier: Sequence[bytes]) -> tuple[list
 
 def _whole(body: bytes, response: ResponseObject, finished: Any) -> bytes:
     """The response object for a chat completion's body."""
-    completion = json.loads(body)
     try:
+        completion = loads(body)
         choice = completion["choices"][0]
         response.finished(choice.get("finish_reason"))
         status = "incomplete" if response.reason else "completed"
         output = output_of(choice["message"], logprobs=choice.get("logprobs"), status=status)
         response.model = str(completion.get("model") or "")
-    except (LookupError, TypeError, AttributeError) as error:
+    except (LookupError, TypeError, AttributeError, ValueError) as error:
         raise UpstreamError("the backend answered with what is no chat completion") from error
     response.usage = usage_of(completion.get("usage"))
     response.report = completion.get("promptsluice")

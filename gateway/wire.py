@@ -5,6 +5,7 @@ U+0085.
 """
 
 import json
+import math
 import re
 import time
 import uuid
@@ -18,12 +19,35 @@ from .tools.pieces import CallArguments, CallBegun
 DONE = b"data: [DONE]\n\n"
 KEEPALIVE = b": keepalive\n\n"
 
+LOWEST_LOGPROB = -9999.0
+"""Stands for less, as in OpenAI's answers: minus infinity is no JSON."""
+
+_CONSTANTS = {"-Infinity": LOWEST_LOGPROB}
 _LINE_END = re.compile(rb"\r\n|\r|\n")
 
 
 def dumps(value: Any) -> bytes:
     """Strict, compact, ASCII JSON; raises ValueError on NaN or infinity, which are no JSON."""
     return json.dumps(value, separators=(",", ":"), allow_nan=False).encode("ascii")
+
+
+def loads(data: bytes | str) -> Any:
+    """JSON that somebody else has written, of which `dumps` can write every part again. ValueError where it is none.
+
+    Python's servers write log-probabilities of minus infinity: that becomes -9999, as in OpenAI's answers; NaN and
+    infinity become null. A number beyond all floats is an error, and so is what nests too deep.
+    """
+    try:
+        return json.loads(data, parse_constant=_CONSTANTS.get, parse_float=_finite)
+    except RecursionError as error:
+        raise ValueError("nests too deep") from error
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise ValueError(f"{text[:40]} is beyond all floats")
+    return value
 
 
 def frame(data: bytes, *, event: str = "") -> bytes:

@@ -7,12 +7,10 @@ from hashlib import blake2b
 from typing import Any
 
 from ...backend_engine.types import Delta, TokenLogprobs
+from ..wire import LOWEST_LOGPROB
 
 Piece = tuple[int, Delta]
 """A delta and the choice that it belongs to."""
-
-LOWEST_LOGPROB = -9999.0
-"""Stands for less, as in OpenAI's answers: minus infinity is no JSON."""
 
 
 def choice_seed(seed: int | None, index: int) -> int | None:

@@ -40,7 +40,7 @@ from .upstream import Secret, listed_models, passed_headers, retry_after_s
 _RETRIES = 2
 _VERSION = "2023-06-01"  # of Anthropic's API, for clients that name none
 _RETRIED_STATUS = frozenset({502, 503, 504})
-_KEY_CHARS = 1024
+_KEY_SIZE = 1024  # characters or ids of a raw prompt
 _MAX_ANSWER = 64 << 20
 _MODELS_KEPT_S = 60.0
 _DRAIN_S = 0.1
@@ -116,7 +116,7 @@ class UpstreamBackend(Backend):
         body = call.raw
         if call.model != call.body["model"]:
             body = splice(body.decode(), replace={("model",): json.dumps(call.model)}).encode()
-        key = f"{call.tenant}/{str(call.body.get('prompt'))[:_KEY_CHARS]}".encode("utf-8", "replace")
+        key = _beginning(call.body.get("prompt"), call.tenant) if self._by_prefix else b""
         return await self._asked("/completions", body, call, self._chat_form(call, call.body), key=key)
 
     @property
@@ -339,6 +339,14 @@ def _conversation(prompt: Prompt, tenant: str) -> bytes:
         if segment.original and (first is None or segment.message <= first):
             digest.update(segment.original.encode("utf-8", "replace"))
     return digest.digest()
+
+
+def _beginning(prompt: Any, tenant: str) -> bytes:
+    """The same of a raw prompt: a text, ids, or a list of these, of which the first counts."""
+    while isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
+        prompt = prompt[0]
+    shown = prompt[:_KEY_SIZE] if isinstance(prompt, str | list) else ""
+    return f"{tenant}/{shown}".encode("utf-8", "replace")
 
 
 def _note(call: Asked, usage: Usage | None) -> None:

@@ -1,6 +1,5 @@
 """A whole chat completion as a message of Anthropic's API."""
 
-import json
 import uuid
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
@@ -9,7 +8,7 @@ from typing import Any
 from ...prompt import UpstreamError, Usage
 from ..backends.base import Answer
 from ..backends.upstream import read_usage
-from ..wire import dumps
+from ..wire import dumps, loads
 from .form import as_error_body, ending, message_id, usage_object
 
 
@@ -43,8 +42,8 @@ def read_input(arguments: Any) -> dict[str, Any] | None:
     if isinstance(arguments, dict):
         return arguments
     try:
-        found = json.loads(arguments) if isinstance(arguments, str) and arguments.strip() else {}
-    except (ValueError, RecursionError):
+        found = loads(arguments) if isinstance(arguments, str) and arguments.strip() else {}
+    except ValueError:
         return None
     return found if isinstance(found, dict) else None
 
@@ -73,6 +72,6 @@ def _blocks(message: Mapping[str, Any], *, cut: bool) -> Iterator[dict[str, Any]
 
 def _parsed(body: bytes) -> Any:
     try:
-        return json.loads(body)
-    except (ValueError, RecursionError) as error:
+        return loads(body)
+    except ValueError as error:
         raise UpstreamError("the backend answered with broken JSON") from error

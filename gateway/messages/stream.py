@@ -9,7 +9,7 @@ from typing import Any
 from ...prompt import PromptsluiceError, UpstreamError, Usage
 from ..backends.base import Frame, Stream
 from ..edge import internal_error, log, log_failure
-from ..wire import dumps
+from ..wire import dumps, loads
 from .events import Event, EventWriter
 from .form import as_error_body, error_object, usage_of
 
@@ -55,7 +55,10 @@ async def with_last_words(frames: AsyncGenerator[Frame, None], *, request_id: st
 
 
 def _parsed(data: bytes) -> Mapping[str, Any]:
-    return json.loads(data) if data else {}
+    try:
+        return loads(data) if data else {}
+    except ValueError as error:
+        raise UpstreamError("the backend sent a chunk with a number out of range") from error
 
 
 def _framed(event: Event, *, content: bool = False) -> Frame:

@@ -1,6 +1,5 @@
 """The stream of a response: chat chunks in, the Responses API's events out, in its order and numbered."""
 
-import json
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import aclosing
 from typing import Any
@@ -8,9 +7,9 @@ from typing import Any
 from ...prompt import PromptsluiceError, UpstreamError
 from ..backends.base import Frame
 from ..edge import internal_error, log, log_failure
-from ..wire import dumps
+from ..wire import dumps, loads
 from .opened import Event, OpenCall, OpenItem, OpenText
-from .output import Item, ResponseObject, logprobs_of, new_id, usage_of
+from .output import Item, ResponseObject, arguments_of, logprobs_of, new_id, usage_of
 
 _ERROR_CODES = {429: "rate_limit_exceeded", 400: "invalid_prompt"}
 Finished = Callable[[list[Item], bytes], None]
@@ -82,11 +81,13 @@ class EventWriter:
             yield from self._text("reasoning_text", thought, ())
         told = logprobs_of(logprobs)
         content, refusal = delta.get("content"), delta.get("refusal")
-        if (isinstance(content, str) and content) or told:
-            yield from self._text("output_text", content or "", told)
+        content = content if isinstance(content, str) else ""
+        if content or told:
+            yield from self._text("output_text", content, told)
         if isinstance(refusal, str) and refusal:
             yield from self._text("refusal", refusal, ())
-        for call in delta.get("tool_calls") or ():
+        calls = delta.get("tool_calls")
+        for call in calls if isinstance(calls, list) else ():
             yield from self._called(call)
 
     def _text(self, kind: str, text: str, logprobs: list[Item] | tuple[()]) -> Iterator[Event]:
@@ -102,6 +103,8 @@ class EventWriter:
         if not isinstance(call, dict) or not isinstance(call.get("function"), dict):
             raise UpstreamError("the backend sent a tool call that is no function call")
         index, function = call.get("index", 0), call["function"]
+        if not isinstance(index, int):
+            raise UpstreamError("the backend sent a tool call whose index is no number")
         if not isinstance(self._open, OpenCall) or self._call != index:
             if index in self._calls:
                 raise UpstreamError("the backend went on with a tool call that another one had followed")
@@ -114,7 +117,7 @@ class EventWriter:
                 name=str(function.get("name") or ""),
             )
             yield from self._open.begin()
-        yield from self._open.add(str(function.get("arguments") or ""))
+        yield from self._open.add(arguments_of(function))
 
     def _close(self, status: str = "completed") -> Iterator[Event]:
         if self._open is not None:
@@ -165,7 +168,10 @@ async def as_events(
 
 def _chunk(item: Frame) -> Mapping[str, Any]:
     """The JSON of a chat frame; what a failed one says is raised."""
-    chunk = json.loads(item.data) if item.data else {}
+    try:
+        chunk = loads(item.data) if item.data else {}
+    except ValueError as error:
+        raise UpstreamError("the backend sent a chunk with a number out of range") from error
     if item.failed:
         told = chunk["error"]
         raise UpstreamError(str(told.get("message")), param=told.get("param"), code=told.get("code"))

@@ -56,7 +56,7 @@ def _add(messages: list[Message], item: Mapping[str, Any], where: str, known: se
 
 def _message(item: Mapping[str, Any], where: str) -> Message:
     role = item.get("role")
-    if role not in _ROLES:
+    if not isinstance(role, str) or role not in _ROLES:
         raise BadRequest(f"{where}.role must be one of {', '.join(sorted(_ROLES))}", param=f"{where}.role")
     return {"role": role, "content": _content(item.get("content"), f"{where}.content")}
 
@@ -73,7 +73,7 @@ def _content(content: Any, where: str) -> str | list[Message]:
 
 def _part(part: Any, where: str) -> Message:
     kind = part.get("type") if isinstance(part, Mapping) else None
-    if kind in _TEXTS:
+    if isinstance(kind, str) and kind in _TEXTS:
         return {"type": "text", "text": _text(part, "text", where)}
     if kind == "refusal":
         return {"type": "refusal", "refusal": _text(part, "refusal", where)}

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..wire import dumps
 from .form import ResponsesRequest
 
 Item = dict[str, Any]
@@ -32,9 +33,9 @@ class ResponseObject:
     usage: Mapping[str, Any] | None = None
     report: Any = None
 
-    def finished(self, finish_reason: str | None) -> None:
+    def finished(self, finish_reason: object) -> None:
         """Set how it ended, from a chat's finish_reason."""
-        self.reason = _INCOMPLETE.get(finish_reason or "")
+        self.reason = _INCOMPLETE.get(finish_reason) if isinstance(finish_reason, str) else None
         self.status = "incomplete" if self.reason else "completed"
 
     def to_wire(self, output: Sequence[Item]) -> dict[str, Any]:
@@ -96,9 +97,15 @@ def output_of(message: Mapping[str, Any], *, logprobs: Any, status: str) -> list
         items.append(message_item(parts))
     for call in calls:
         function = call["function"]
-        items.append(call_item(call["id"], function["name"], function.get("arguments") or ""))
+        items.append(call_item(str(call.get("id") or new_id("call")), str(function["name"]), arguments_of(function)))
     items[-1]["status"] = status
     return items
+
+
+def arguments_of(function: Mapping[str, Any]) -> str:
+    """A call's arguments, or a piece of them, as text; some servers give the object itself."""
+    given = function.get("arguments")
+    return given if isinstance(given, str) else "" if given is None else dumps(given).decode()
 
 
 def message_item(parts: list[Item], *, status: str = "completed") -> Item:

@@ -120,7 +120,7 @@ class CallScanner:
             else:
                 self._end_member()
                 self._at = _At.NEXT
-        except ValueError:
+        except (ValueError, RecursionError):
             self.failed = True
         self._value, self._text = Value(), ""
 

@@ -1,6 +1,7 @@
 """Answers that are given again: only to the same request, in whatever framing it asks for."""
 
 import json
+from math import inf
 from typing import Any
 
 import openai
@@ -243,6 +244,9 @@ def test_there_and_back_again(choices: int) -> None:
         [{"choices": [{"delta": {}, "finish_reason": "stop"}]}],
         [{"choices": [{"index": 0, "delta": {"tool_calls": [CALLS[0], OTHER]}, "finish_reason": "stop"}]}],
         [{"choices": "x"}],
+        [{"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}, {"index": "1", "finish_reason": "stop"}]}],
+        [{"choices": [{"index": 0, "delta": {"content": "a"}, "logprobs": {"content": [{"logprob": -inf}]},
+                       "finish_reason": "stop"}]}],
     ],
 )  # fmt: skip
 def test_what_is_odd_is_not_kept(chunks: list[Any]) -> None:
@@ -250,6 +254,23 @@ def test_what_is_odd_is_not_kept(chunks: list[Any]) -> None:
     for one in chunks:
         gathering.add(Frame(data=json.dumps(one).encode()))
     assert gathering.whole() is None
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"message": {"content": "a", "tool_calls": "zz"}},
+        {"message": {"content": "a", "tool_calls": [None]}},
+        {"message": "a"},
+        {"message": {"content": "a"}, "logprobs": {"content": [{"logprob": -inf}]}},
+    ],
+)
+def test_an_answer_that_has_no_other_framing_is_not_kept(gateway: Gateway, upstream: Upstream, said: Any) -> None:
+    body = json.dumps({"choices": [{"index": 0, "finish_reason": "stop", **said}]}).encode()
+    upstream.answer(lambda exchange: exchange.json("200 OK", body))
+    asked = request(f"What is odd about {json.dumps(said)}?")
+    assert gateway.post(asked).content == body
+    assert state(gateway, asked) == "miss"
 
 
 def test_what_is_kept_has_bounds() -> None:

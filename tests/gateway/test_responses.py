@@ -325,6 +325,8 @@ def test_kept_and_deleted(gateway: Gateway, client: openai.OpenAI) -> None:
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"text": {"format": {"type": "json_object"}}}, "text.format"),
         ({"what": 1}, "what"),
+        ({"input": [{"role": [], "content": "x"}]}, "input[0].role"),
+        ({"input": [{"role": "user", "content": [{"type": {}}]}]}, "input[0].content[0]"),
         ({"stream": "yes"}, "stream"),
     ],
 )
