@@ -28,13 +28,16 @@ class Pace:
         """The prefill rows of a step with `decodes`; 0 where these have to be measured alone first."""
         if self._stall is None or decodes == 0:
             return self._most
-        known = len(self._alone.get(decodes, ()))
-        if known < 2 or self._mixed.get(decodes, 0) >= _RENEWED:
-            return 0
-        return int(self._rows)
+        return 0 if self.asks(decodes) else int(self._rows)
+
+    def asks(self, decodes: int) -> bool:
+        """Whether the next step with `decodes` has to show what they take alone."""
+        if self._stall is None or decodes == 0:
+            return False
+        return len(self._alone.get(decodes, ())) < 2 or self._mixed.get(decodes, 0) >= _RENEWED
 
     def ran(self, *, decodes: int, rows: int, seconds: float) -> None:
-        """Learn from a step of `decodes` and `rows` of prefills."""
+        """Learn from a step of `decodes`, one row each, and `rows` of prefills."""
         if self._stall is None or decodes == 0:
             return
         if rows == 0:

@@ -71,7 +71,8 @@ class Scheduler:
         assert not (idle and self.waiting), "a waiting request does not fit into an idle engine"
         if self._allocator.free < self._tier.headroom:
             self._pages.evict(1)
-        if not plan.chunks:  # with a prefill, a step is bound by its products
+        asked = self._pace.asks(len(plan.decodes)) and bool(self.waiting or prefills)
+        if not plan.chunks and not asked:  # with a prefill, a step is bound by its products
             plan.drafts = self._pages.backed(plan.decodes, self._guessed(plan.decodes))
         return plan
 
@@ -88,7 +89,9 @@ class Scheduler:
             sequence.phase is Phase.DONE or sequence.computed > sequence.furthest for sequence in plan.sequences
         )
         self.relief.ran(further=further)
-        self._pace.ran(decodes=len(plan.decodes), rows=sum(chunk.count for chunk in plan.chunks), seconds=seconds)
+        if not plan.drafts:  # the aim is what a stream's next token takes without guesses
+            rows = sum(chunk.count for chunk in plan.chunks)
+            self._pace.ran(decodes=len(plan.decodes), rows=rows, seconds=seconds)
 
     def relieve(self, plan: StepPlan | None) -> bool:
         """After a step without memory: all that it ran waits again, and less runs from now on.
