@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from promptsluice.backend_engine.service import EngineService
     from promptsluice.kv_reuse import Reuser
     from promptsluice.kv_reuse.controller import Choice, Controller
+    from promptsluice.kv_reuse.repeats import Beginnings
 
 FULL, CONTROLLED, ALWAYS = "full prefill", "controller", "always blended"
 RATIO = 0.15
@@ -103,9 +104,11 @@ class Bench:
     service: "EngineService"
     reuser: "Reuser"
     controller: "Controller"
+    served: "Beginnings"
 
     def run(self, way: str, asked: Asked, seen: Seen) -> None:
         from promptsluice.backend_engine import GenerationRequest, SamplingParams
+        from promptsluice.kv_reuse.repeats import marks_of
 
         began = time.perf_counter()
         reuse, choice = None, None
@@ -121,6 +124,8 @@ class Bench:
         seen.ttft[way].append((time.perf_counter() - began) * 1e3)
         if way == CONTROLLED:
             self.controller.ran(result.work, choice)
+            if reuse is not None:
+                self.served.add(marks_of(asked.ids, tenant=CONTROLLED))
             if choice is not None and choice.seconds:
                 seen.errors.append(abs(result.work.seconds / choice.seconds - 1))
 
@@ -129,6 +134,7 @@ class Bench:
 
         from promptsluice.kv_reuse import AUTO
         from promptsluice.kv_reuse.controller import Way
+        from promptsluice.kv_reuse.repeats import marks_of
         from promptsluice.kv_reuse.work import Prompt
 
         prefix = self.service.known_tokens(asked.ids, namespace=CONTROLLED)
@@ -147,7 +153,8 @@ class Bench:
         if plan.reuse is None:
             choice = self.controller.full(found)
         else:
-            choice = self.controller.choose(found, mode="blend", ratio=RATIO, repair=AUTO, more=True)
+            seen_before = self.served.sights(marks_of(asked.ids, tenant=CONTROLLED))
+            choice = self.controller.choose(found, mode="blend", ratio=RATIO, repair=AUTO, more=True, seen=seen_before)
         seen.ways[choice.way] += 1
         return (replace(plan.reuse, ratio=choice.ratio) if plan.reuse and choice.way is Way.BLEND else None), choice
 
@@ -175,6 +182,7 @@ def run(options: argparse.Namespace, console: Console) -> None:
     from promptsluice.kv_reuse import RamStore, Reuser
     from promptsluice.kv_reuse.calibration import measured
     from promptsluice.kv_reuse.controller import Controller
+    from promptsluice.kv_reuse.repeats import Beginnings
     from promptsluice.kv_reuse.work import Counter as WorkCounter
 
     torch.set_num_threads(options.threads)
@@ -190,7 +198,7 @@ def run(options: argparse.Namespace, console: Console) -> None:
             service, RamStore(4 << 30), spec=model.spec, fingerprint=model.fingerprint, device=options.device
         )
         counter = WorkCounter(layers=model.spec.layers, step_tokens=engine.options.step_tokens)
-        bench = Bench(service, reuser, Controller(counter))
+        bench = Bench(service, reuser, Controller(counter), Beginnings())
         drawn = Drawn(model.tokenizer, chunks, longest=options.longest)
         reuser.warm(drawn.stored)
         began = time.perf_counter()

@@ -7,14 +7,15 @@ import math
 import threading
 from collections import Counter as Tally
 from collections import deque
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from statistics import median
 
 from ..backend_engine.types import PrefillWork
 from .costs import Fit
 from .gate import LADDER
+from .repeats import Sight
 from .selectors import Repair
 from .work import Counter, Prompt, Work
 
@@ -39,13 +40,14 @@ class Way(StrEnum):
 class Choice:
     """A way, and predictions of the seconds that the engine computes: this way, and a full prefill.
 
-    None: nothing was measured yet.
+    None: nothing was measured yet. `repeated`: a full prefill although this way is faster, for it will be found again.
     """
 
     way: Way
     ratio: float = 0.0
     seconds: float | None = None
     full_seconds: float | None = None
+    repeated: bool = False
 
 
 class Controller:
@@ -79,14 +81,27 @@ class Controller:
                 self._count(Way.UNTOUCHED)
         return pays
 
-    def choose(self, prompt: Prompt, *, mode: str, ratio: float, repair: Repair, more: bool = False) -> Choice:
+    def choose(
+        self,
+        prompt: Prompt,
+        *,
+        mode: str,
+        ratio: float,
+        repair: Repair,
+        more: bool = False,
+        seen: Sequence[Sight] = (),
+        answers: int = 1,
+    ) -> Choice:
         """The way for a prompt whose `spans` are loaded: what that took is spent.
 
         In mode "blend" the share `ratio` is recomputed; with `more`, the highest that takes hardly longer than it.
+        `seen` are beginnings of it that were served so before, `answers` the times that it is to be served now.
         """
         choice = self._best(prompt, mode=mode, ratio=ratio, repair=repair, more=more)
-        if not prompt.left or not _gains(choice):
-            choice = Choice(way=Way.FULL, seconds=choice.full_seconds, full_seconds=choice.full_seconds)
+        gains = prompt.left and _gains(choice)
+        if not gains or self._found_again(prompt, choice, seen=seen, answers=answers):
+            full = choice.full_seconds
+            choice = Choice(way=Way.FULL, seconds=full, full_seconds=full, repeated=bool(gains))
         with self._lock:
             self._count(choice.way)
         return choice
@@ -142,6 +157,29 @@ class Controller:
             free = [(step, took) for step, took in higher if took is not None and took <= _FREE * seconds]
             ratio, seconds = free[-1] if free else (ratio, seconds)
         return Choice(way=Way.BLEND, ratio=ratio, seconds=seconds, full_seconds=full)
+
+    def _found_again(self, prompt: Prompt, choice: Choice, *, seen: Sequence[Sight], answers: int) -> bool:
+        """Whether a full prefill is cheaper over all times that the prompt is served: later ones find it in the tree.
+
+        How often it still comes nobody knows; what came so many times comes as often again. So a full prefill is paid
+        for once when what was spent instead has about reached its price, and the sum is at most twice the least one
+        possible, as with renting and buying (Karlin, Manasse, Rudolph and Sleator 1988).
+        """
+        if choice.seconds is None or choice.full_seconds is None:
+            return False
+        later = (answers - 1) * self._behind(prompt, prompt.tokens)
+        full, stored = choice.full_seconds + later, answers * choice.seconds
+        if answers > 1 and stored >= _GAIN * full:
+            return True
+        return any(
+            full + (one.times + 1) * self._behind(prompt, one.tokens) < stored + (one.times + 1) * choice.seconds
+            for one in seen
+        )
+
+    def _behind(self, prompt: Prompt, tokens: int) -> float:
+        """Seconds of a full prefill that finds the first `tokens` in the prefix tree."""
+        prefix = max(prompt.prefix, min(tokens, prompt.tokens - 1))
+        return self._predicted(Way.FULL, self._counter.full(replace(prompt, prefix=prefix))) or 0.0
 
     def _predicted(self, way: Way, work: Work) -> float | None:
         seconds = self._prefill.seconds(work.quantities())

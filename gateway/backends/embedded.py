@@ -253,7 +253,7 @@ class EmbeddedBackend(Backend):
         sampling = capped(parameters.sampling(room.defaults), prompt=len(ids), limit=room.limit)
         if tools is not None and grammar is None:
             sampling = replace(sampling, stop=(*sampling.stop, *tools.stops))
-        decided = self._decided(room, call, tokens) if policy.mode in ("reuse", "blend") else None
+        decided = self._decided(room, call, tokens, parameters.n) if policy.mode in ("reuse", "blend") else None
         request = GenerationRequest(
             ids=ids,
             sampling=sampling,
@@ -266,9 +266,9 @@ class EmbeddedBackend(Backend):
         finished = partial(room.control.finished, decided=decided)
         return Ready.of([request], n=parameters.n, finished=finished)
 
-    def _decided(self, room: "EngineRoom", call: Call, tokens: "Tokens") -> "Decided | None":
-        """Look up what is stored where that may pay, and take what is fastest; what is missing, or could be better, is
-        computed in the background for next time."""
+    def _decided(self, room: "EngineRoom", call: Call, tokens: "Tokens", answers: int) -> "Decided | None":
+        """Look up what is stored where that may pay, and take what is fastest for so many answers; what is missing, or
+        could be better, is computed in the background for next time."""
         from .reusing import reused
 
         began = time.perf_counter()
@@ -297,7 +297,9 @@ class EmbeddedBackend(Backend):
             call.report.steps.append(_reuse_step("untouched", tokens, began, note="stored KV would gain nothing"))
             return None
         room.control.loaded(found.hits, wanted=found.wanted, seconds=time.perf_counter() - began)
-        decided = room.control.decided(ids, found.hits, found.reuse, call.policy, **about, again=found.again)
+        decided = room.control.decided(
+            ids, found.hits, found.reuse, call.policy, **about, again=found.again, answers=answers
+        )
         if decided.reuse is not None:
             call.report.tiers.update(decided.tiers)
         note = f"{found.note}; {decided.note}"

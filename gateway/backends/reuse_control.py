@@ -14,6 +14,7 @@ from ...kv_reuse.blend import SpanHit
 from ...kv_reuse.checking import Check, Checker
 from ...kv_reuse.controller import Choice, Controller, Way
 from ...kv_reuse.gate import LADDER, Bounds, Gate, Standing, gate_file
+from ...kv_reuse.repeats import Beginnings, Marks, marks_of
 from ...kv_reuse.selectors import Repair, make_repair
 from ...kv_reuse.work import Counter as WorkCounter
 from ...kv_reuse.work import Prompt
@@ -22,18 +23,24 @@ from ...policies.schema import Policy
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decided:
-    """What the engine is given, what was predicted for it, and the tokens that each tier had."""
+    """What the engine is given, what was predicted for it, and the tokens that each tier had.
+
+    `marks` is what a prompt that is given stored KV is known by when it comes again.
+    """
 
     reuse: Reuse | None
     choice: Choice
     tiers: Mapping[str, int] = field(default_factory=dict)
     check: Check | None = None
+    marks: Marks = ()
 
     @property
     def note(self) -> str:
         """For a person."""
         choice = self.choice
         way = f"{choice.way} at {choice.ratio:.0%}" if choice.way is Way.BLEND else str(choice.way)
+        if choice.repeated:
+            way += ", so that the prefix tree has it"
         if choice.seconds is None or choice.full_seconds is None:
             return f"{way}, not predicted yet"
         return f"{way}, predicted {1000 * choice.seconds:.0f} ms of {1000 * choice.full_seconds:.0f} ms"
@@ -56,6 +63,7 @@ class ReuseControl:
         self.controller.calibrate(measured)
         self.gate = Gate(None if folder is None else gate_file(folder, fingerprint))
         self._checker = Checker(service, self.gate)
+        self._served = Beginnings()  # with stored KV
 
     def start(self) -> None:
         """Begin to check."""
@@ -92,9 +100,14 @@ class ReuseControl:
         tenant: str,
         collection: str,
         again: Callable[[], Reuse | None],
+        answers: int = 1,
     ) -> Decided:
-        """The way for a prompt of which `hits` were loaded as `reuse`; `again` does that once more, for a check."""
+        """The way for a prompt of which `hits` were loaded as `reuse`; `again` does that once more, for a check.
+
+        `answers` are asked for at a time; each runs the prompt if stored KV is used, else one does for all.
+        """
         prompt = self._prompt(ids, [(hit.start, hit.tokens) for hit in hits], tenant)
+        marks = marks_of(ids, tenant=tenant)
         least = self.gate.least(collection) if policy.reuse.mode == "blend" else 0.0
         if reuse is None or least is None:
             choice = self.controller.full(prompt)
@@ -105,6 +118,8 @@ class ReuseControl:
                 ratio=max(policy.reuse.least_ratio, least),
                 repair=_repair(policy),
                 more=policy.reuse.ratio == "auto",
+                seen=self._served.sights(marks),
+                answers=answers,
             )
         checked = LADDER[-1] if least is None else choice.ratio if choice.way is Way.BLEND else None
         bounds, check = _bounds(policy), None
@@ -122,6 +137,7 @@ class ReuseControl:
             choice=choice,
             tiers=tokens_by_tier(hits),
             check=check,
+            marks=marks if taken else (),
         )
 
     def loaded(self, hits: Sequence[SpanHit], *, wanted: int, seconds: float) -> None:
@@ -131,7 +147,10 @@ class ReuseControl:
     def finished(self, result: Result, decided: Decided | None = None) -> None:
         """A request has ended: compare with what was predicted, and have it checked if it was drawn."""
         self.controller.ran(result.work, None if decided is None else decided.choice)
-        if decided is not None and decided.check is not None:
+        if decided is None:
+            return
+        self._served.add(decided.marks)
+        if decided.check is not None:
             self._checker.offer(decided.check)
 
     def readings(self) -> dict[str, float]:

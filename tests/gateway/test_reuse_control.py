@@ -1,6 +1,7 @@
 """Policies, the controller and the gate together on a tiny engine, and the gate's figures in /metrics."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from promptsluice.backend_engine.engine import Engine
 from promptsluice.backend_engine.loader import LoadedModel, load_model
 from promptsluice.backend_engine.options import EngineOptions
 from promptsluice.backend_engine.service import EngineService
-from promptsluice.backend_engine.types import GenerationRequest, PrefillWork, SamplingParams
+from promptsluice.backend_engine.types import GenerationRequest, PrefillWork, Result, SamplingParams
 from promptsluice.gateway.backends.reuse_control import Decided, ReuseControl
 from promptsluice.gateway.blend_metrics import BlendCollector
 from promptsluice.kv_reuse import RamStore, Reuser
@@ -22,6 +23,7 @@ CHUNKS = [tuple(range(10, 200)), tuple(range(210, 400))]
 IDS = (5, 6, 7, *CHUNKS[0], 8, *CHUNKS[1], 9, 4, 3)
 SPANS = [(3, 190), (194, 190)]
 BLEND = Policy(reuse=ReuseSpec(mode="blend"), quality=QualitySpec(sample=1.0))
+UNCHECKED = Policy(reuse=ReuseSpec(mode="blend"), quality=QualitySpec(sample=0.0))
 FAST, SLOW = 1e-3, 1.0
 
 
@@ -56,21 +58,30 @@ def taught(control: ReuseControl, row_seconds: float) -> ReuseControl:
     return control
 
 
-def decide(control: ReuseControl, reuser: Reuser, policy: Policy = BLEND) -> Decided:
-    plan = reuser.plan(IDS, SPANS, mode="blend", ratio=policy.reuse.least_ratio)
+def decide(
+    control: ReuseControl, reuser: Reuser, policy: Policy = BLEND, *, ids: tuple[int, ...] = IDS, answers: int = 1
+) -> Decided:
+    plan = reuser.plan(ids, SPANS, mode="blend", ratio=policy.reuse.least_ratio)
     return control.decided(
-        IDS,
+        ids,
         plan.hits,
         plan.reuse,
         policy,
         tenant="",
         collection="docs",
-        again=lambda: reuser.plan(IDS, SPANS, mode="blend").reuse,
+        again=lambda: reuser.plan(ids, SPANS, mode="blend").reuse,
+        answers=answers,
     )
 
 
-def request(decided: Decided) -> GenerationRequest:
-    return GenerationRequest(ids=IDS, sampling=SamplingParams(temperature=0, max_tokens=1), reuse=decided.reuse)
+def request(decided: Decided, ids: tuple[int, ...] = IDS) -> GenerationRequest:
+    return GenerationRequest(ids=ids, sampling=SamplingParams(temperature=0, max_tokens=1), reuse=decided.reuse)
+
+
+def as_predicted(result: Result, decided: Decided) -> Result:
+    """How fast this machine is does not matter."""
+    assert decided.choice.seconds is not None
+    return replace(result, work=replace(result.work, seconds=decided.choice.seconds))
 
 
 def test_what_gains_nothing_is_not_even_looked_up(control: ReuseControl) -> None:
@@ -100,6 +111,26 @@ def test_a_blend_is_predicted_run_compared_and_checked(
     assert control.readings()["reuse_real_s_blend"] > 0
 
 
+def test_a_follow_up_of_a_blended_prompt_is_prefilled_once_for_the_prefix_tree(
+    control: ReuseControl, reuser: Reuser, service: EngineService
+) -> None:
+    taught(control, FAST)
+    policy = UNCHECKED.model_copy(update={"reuse": ReuseSpec(mode="blend", ratio=0.5)})
+    first = decide(control, reuser, policy)
+    assert first.choice.way is Way.BLEND
+    assert decide(control, reuser, policy, answers=8).choice.way is Way.FULL, "one prefill serves eight answers"
+    control.finished(as_predicted(service.run(request(first)), first), first)
+    turns = [(*IDS, *range(turn, turn + 20)) for turn in (20, 120)]
+    second = decide(control, reuser, policy, ids=turns[0])
+    assert second.choice.way is Way.FULL and second.reuse is None and "so that the prefix tree has it" in second.note
+    control.finished(as_predicted(service.run(request(second, turns[0])), second), second)
+    about = {"tenant": "", "collection": "docs"}
+    assert not control.promising(turns[1], SPANS, policy, **about), "the tree has all of its chunks"
+    assert service.run(request(second, turns[1])).cached_tokens >= len(IDS)
+    other = (1, *IDS[1:])
+    assert decide(control, reuser, policy, ids=other).choice.way is Way.BLEND, "another prompt of the same chunks"
+
+
 def test_the_gate_raises_the_ratio_and_in_the_end_only_checks_are_blended(
     control: ReuseControl, reuser: Reuser
 ) -> None:
@@ -118,9 +149,8 @@ def test_the_gate_raises_the_ratio_and_in_the_end_only_checks_are_blended(
     assert decided.check is not None
     again = decided.check.again()
     assert again is not None and again.ratio == LADDER[-1]
-    unchecked = BLEND.model_copy(update={"quality": QualitySpec(sample=0.0)})
-    assert not control.promising(IDS, SPANS, unchecked, tenant="", collection="docs")
-    assert control.promising(IDS, SPANS, unchecked, tenant="", collection="another")
+    assert not control.promising(IDS, SPANS, UNCHECKED, tenant="", collection="docs")
+    assert control.promising(IDS, SPANS, UNCHECKED, tenant="", collection="another")
 
 
 def test_a_given_ratio_is_kept_and_plain_reuse_is_not_checked(control: ReuseControl, reuser: Reuser) -> None:

@@ -12,6 +12,7 @@ from promptsluice.kv_reuse.calibration import measured
 from promptsluice.kv_reuse.controller import Choice, Controller, Way
 from promptsluice.kv_reuse.costs import Fit
 from promptsluice.kv_reuse.gate import LADDER
+from promptsluice.kv_reuse.repeats import Sight
 from promptsluice.kv_reuse.work import Counter, Prompt
 
 from .test_blend_engine import PROMPTS, STEP, A, B, C, Runner, greedy, loaded_spans, text
@@ -147,6 +148,27 @@ def test_auto_takes_more_rows_where_they_cost_nothing() -> None:
     assert (
         steps._best(LONG, mode="blend", ratio=0.15, more=True, repair=Repair(chooser=ChunkHeads())).ratio == LADDER[-1]
     )
+
+
+def test_what_comes_again_is_prefilled_once_when_that_is_cheaper_in_the_end() -> None:
+    controller = taught(COUNTER)
+
+    def way(ratio: float, *seen: Sight, mode: str = "blend", answers: int = 1) -> Way:
+        choice = controller.choose(LONG, mode=mode, ratio=ratio, repair=AUTO, seen=seen, answers=answers)
+        assert choice.repeated == (choice.way is Way.FULL)
+        return choice.way
+
+    assert way(0.3) is Way.BLEND
+    assert way(0.3, Sight(1984, 1)) is Way.FULL, "three blends take longer than it"
+    assert way(0.3, Sight(320, 50)) is Way.BLEND, "what comes again is too short to save that"
+    assert way(0.3, Sight(320, 50), Sight(1984, 1)) is Way.FULL, "the longer beginning saves it"
+    assert way(0.0, Sight(1984, 1), mode="reuse") is Way.REUSE
+    cheap = controller.choose(LONG, mode="blend", ratio=0.05, repair=AUTO)
+    assert cheap.seconds is not None and cheap.full_seconds is not None
+    before = next(times for times in range(1, 99) if way(0.05, Sight(1984, times)) is Way.FULL)
+    spent = before * cheap.seconds + cheap.full_seconds  # at worst it never comes again
+    assert before > 1 and spent < 2 * min((before + 1) * cheap.seconds, cheap.full_seconds)
+    assert way(0.3, answers=2) is Way.BLEND and way(0.3, answers=4) is Way.FULL, "each answer blends for itself"
 
 
 def test_wrong_predictions_correct_themselves_and_are_forgotten_when_unused() -> None:
