@@ -68,7 +68,7 @@ class Catalogue:
         there: set[str] = set()
         for listed in self._store.catalogue():
             there.add(listed.digest)
-            if listed.digest in self._seen:
+            if listed.digest in self._seen or listed.digest in self._unclaimed:  # several tiers may have it
                 continue
             ids = listed.read()
             if ids is not None:

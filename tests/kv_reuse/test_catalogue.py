@@ -115,3 +115,28 @@ def test_what_nobody_claims_is_bounded():
     catalogue.sync(KeySpace("model", "b"))
     catalogue.sync(KeySpace("model", "a"))
     assert [found(index, text(number)) for number in range(5)] == [False, False, False, True, True]
+
+
+def test_what_several_tiers_have_counts_once(tmp_path: Path):
+    store, index = TieredStore(DiskStore(tmp_path, 1 << 20), ram_budget=1 << 20), ChunkIndex()
+    for number in range(4):
+        put(store, text(number))
+    store.flush()
+    assert len(list(store.catalogue())) == 8
+    Catalogue(store, index, most_tokens=160).sync(KeySpace("model", "a"))
+    assert all(found(index, text(number)) for number in range(4))
+
+
+def test_what_goes_and_comes_back_counts_once():
+    store, index, clock = RamStore(1 << 20), ChunkIndex(), Clock()
+    catalogue = Catalogue(store, index, every_s=10, most_tokens=80, clock=clock)
+    for _ in range(5):
+        put(store, text(1))
+        catalogue.sync(KeySpace("model", "nobody"))
+        clock.now += 10
+        store.delete(KeySpace("model", "a").key(text(1)))
+        catalogue.sync(KeySpace("model", "nobody"))
+        clock.now += 10
+    put(store, text(1))
+    catalogue.sync(KeySpace("model", "a"))
+    assert found(index, text(1))
