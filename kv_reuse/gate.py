@@ -13,6 +13,7 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from pathlib import Path
 from statistics import NormalDist, fmean, stdev
 from typing import Any, NamedTuple, Self
@@ -164,7 +165,7 @@ def load_standings(path: Path) -> dict[str, Standing]:
         return {name: _standing_of(fields) for name, fields in data["collections"].items()}
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         log.warning("the blends' standings in %s are not used: %s", path, error)
         return {}
 
@@ -172,7 +173,12 @@ def load_standings(path: Path) -> dict[str, Standing]:
 def _standing_of(fields: dict[str, Any]) -> Standing:
     samples = deque((Sample(*map(float, one)) for one in fields["samples"]), maxlen=_WINDOW)
     counts = {name: int(fields[name]) for name in ("checked", "dropped")}
-    return Standing(least=float(fields["least"]), off=bool(fields["off"]), samples=samples, **counts)
+    least = float(fields["least"])
+    if not 0.0 <= least <= LADDER[-1] or min(counts.values()) < 0:  # every blend would be refused, or never judged
+        raise ValueError(f"a least ratio of {least}, {counts}")
+    if not all(map(math.isfinite, chain.from_iterable(samples))):
+        raise ValueError("a sample that is no number")
+    return Standing(least=least, off=bool(fields["off"]), samples=samples, **counts)
 
 
 def _copied(standing: Standing) -> Standing:

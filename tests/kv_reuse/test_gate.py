@@ -100,6 +100,12 @@ def test_standings_outlive_the_process_and_hold_no_content(tmp_path: Path) -> No
     assert [entry.name for entry in tmp_path.iterdir()] == [path.name], "nothing is left of writing"
 
 
+def standing(**changed: str) -> str:
+    fields = {"least": "0.2", "off": "false", "samples": "[]", "checked": "8", "dropped": "0"} | changed
+    docs = ", ".join(f'"{name}": {value}' for name, value in fields.items())
+    return f'{{"version": 1, "collections": {{"docs": {{{docs}}}}}}}'
+
+
 @pytest.mark.parametrize(
     "content",
     [
@@ -109,7 +115,14 @@ def test_standings_outlive_the_process_and_hold_no_content(tmp_path: Path) -> No
         '{"version": 1}',
         "[]",
         '{"version": 1, "collections": {"docs": {}}}',
+        standing(least="7.0"),
+        standing(least="NaN"),
+        standing(checked="Infinity"),
+        standing(checked="-1"),
+        standing(samples="[[0.15, NaN, 0.5]]"),
+        standing(samples="[" * 100_000),
     ],
+    ids=range(12),
 )
 def test_a_file_that_cannot_be_read_is_begun_anew(
     tmp_path: Path, content: str, caplog: pytest.LogCaptureFixture
@@ -120,6 +133,12 @@ def test_a_file_that_cannot_be_read_is_begun_anew(
     assert gate.standings() == {} and str(path) in caplog.text
     told(gate, 0.1, count=1)
     assert load_standings(path)["docs"].checked == 1
+
+
+def test_a_whole_file_is_believed(tmp_path: Path) -> None:
+    path = tmp_path / "blends-x.json"
+    path.write_text(standing(samples="[[0.15, 0.1, 0.5]]"))
+    assert Gate(path).least("docs") == 0.2
 
 
 def test_a_folder_that_cannot_be_written_is_logged_only(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
