@@ -3,6 +3,7 @@
 Evictions go to a callback, which may spill them to a slower tier.
 """
 
+import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -13,6 +14,8 @@ from .keys import ChunkKey
 from .places import Host, Place
 from .recompute import LOOKED_AT, Candidate, first_to_go
 from .store import ChunkStore, Listed, StoredChunk, TierStats
+
+log = logging.getLogger(__name__)
 
 _HOST = Host()
 
@@ -56,8 +59,7 @@ class RamStore(ChunkStore):
             return chunk
 
     def put(self, key: ChunkKey, chunk: StoredChunk) -> bool:
-        fits = self._size(chunk) <= self._budget
-        held = replace(chunk, kv=self._place.held(chunk.kv), tier=self._tier) if fits else None
+        held = self._held(chunk)
         with self._lock:
             self._drop(key)
             if held is None:
@@ -107,6 +109,16 @@ class RamStore(ChunkStore):
         """The chunk without counting or touching it: for a tier above that moves chunks about."""
         with self._lock:
             return self._chunks.get(key)
+
+    def _held(self, chunk: StoredChunk) -> StoredChunk | None:
+        """The chunk in this memory, if there is room; a device may have less of it than the budget says."""
+        if self._size(chunk) > self._budget:
+            return None
+        try:
+            return replace(chunk, kv=self._place.held(chunk.kv), tier=self._tier)
+        except (MemoryError, RuntimeError) as error:  # torch's, for want of device memory or of memory to pin
+            log.warning("a chunk of %d tokens was not kept in the tier %s: %s", len(chunk.ids), self._tier, error)
+            return None
 
     def _drop(self, key: ChunkKey) -> bool:
         chunk = self._chunks.pop(key, None)

@@ -288,6 +288,20 @@ def test_a_device_tier_is_over_the_others_and_its_chunks_outlive_it(tmp_path: Pa
     assert [tier.tier for tier in open_store(device=1 << 20, ram=1 << 20).stats()] == ["ram"], "no GPU, no device tier"
 
 
+def test_a_device_without_memory_for_a_chunk_is_a_tier_less(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    class Full(Place):
+        def held(self, kv: KVBlock) -> KVBlock:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    below = TieredStore(DiskStore(tmp_path, 1 << 20), ram_budget=1 << 20)
+    store = TieredStore(below, ram_budget=1 << 20, tier="device", place=Full())
+    key, chunk = make(1)
+    assert store.put(key, chunk) and "was not kept in the tier device" in caplog.text
+    got = store.get(key)
+    assert got is not None and got.tier == "ram" and same(got, chunk)
+    assert [(tier.entries, tier.refused) for tier in store.stats()] == [(0, 2), (1, 0), (0, 0)]
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_on_a_gpu_the_device_tier_is_over_the_others(tmp_path: Path):
     size = make(1)[1].nbytes
