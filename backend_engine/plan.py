@@ -131,8 +131,6 @@ def _kind(sequence: Sequence) -> Draw:
     first = sequence.request.first_logprobs and sequence.first_logprobs is None
     if first or sequence.undecided or sequence.matcher is not None or not params.plain:
         return Draw.HOST
-    if sequence.request.first_logprobs and sequence.first_logprobs is None:
-        return Draw.HOST
     if params.temperature <= COLDEST:
         return Draw.LIKELIEST
     return Draw.FILTERED if params.filtered else Draw.SAMPLED
