@@ -1,6 +1,8 @@
 """The structures of step.h and the library's functions, for ctypes, which lets go of the interpreter during a call."""
 
 import ctypes
+import weakref
+from collections.abc import Callable
 from ctypes import POINTER, Structure, c_float, c_int, c_int32, c_int64, c_void_p
 from pathlib import Path
 from typing import ClassVar
@@ -70,3 +72,8 @@ def functions(path: Path) -> ctypes.CDLL:
             raise OSError(f"{path} has no {name}") from error
         function.restype, function.argtypes = result, arguments
     return library
+
+
+def close_with(owner: object, close: Callable[[int], None], handle: int) -> None:
+    """Call `close` once nobody holds `owner` any more, but not at exit: a daemon thread may be within a call then."""
+    weakref.finalize(owner, close, handle).atexit = False

@@ -97,9 +97,10 @@ inline Rows<int8_t> ready(Rows<int8_t>, const float *x, int rows, long inputs, v
     int16_t *to = (int16_t *)space;
     float most = most_steps(inputs);
     for (int row = 0; row < rows; row++, x += inputs, to += inputs) {
-        Vec top{};
-        for (long at = 0; at < inputs; at += LANES) top = larger(top, magnitude(load(x + at)));
-        float peak = largest(top), factor = peak > 0 ? most / peak : 0.0f;
+        Ints top{};  // the bits of magnitudes have the order of their values, and behind all of these that of NaN
+        for (long at = 0; at < inputs; at += LANES) top = larger(top, (Ints)magnitude(load(x + at)));
+        int32_t bits = largest(top);
+        float peak = read<float>(&bits), factor = peak > 0 ? most / peak : 0.0f;
         for (long at = 0; at < inputs; at += LANES) {
             Ints whole = __builtin_convertvector((load(x + at) * factor + rounder) - rounder, Ints);
             HalfShorts narrow = __builtin_convertvector(whole, HalfShorts);

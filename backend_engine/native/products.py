@@ -1,12 +1,11 @@
 """Products of int8 matrices with any number of rows through the library, for steps that torch runs."""
 
 import ctypes
-import weakref
 
 import torch
 from torch import Tensor
 
-from .bindings import DONE, Matrix
+from .bindings import DONE, Matrix, close_with
 from .library import Library
 
 
@@ -21,7 +20,7 @@ class NativeProducts:
         self._handle = self._functions.promptsluice_open_products()
         if not self._handle:
             raise MemoryError("no memory for native products")
-        weakref.finalize(self, self._functions.promptsluice_close_products, self._handle)
+        close_with(self, self._functions.promptsluice_close_products, self._handle)
 
     def __call__(self, x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
         """`x` float32 [rows, in] times int8 `weight` [out, in] with float32 `scales` [out], plus `bias` [out].

@@ -161,6 +161,10 @@ class Model : public AnyModel, public Job {
             if (s->ids[row] < 0 || s->ids[row] >= m.vocab) return WRONG_ID;
             if (s->row_slots[row] < 0 || s->row_slots[row] >= s->slots) return WRONG_PLACE;
         }
+        for (int kept = 0; kept < s->logit_rows; kept++) {
+            int64_t row = s->logit_row[kept];
+            if (row < 0 || row >= s->rows || (kept && row <= s->logit_row[kept - 1])) return WRONG_PLACE;
+        }
         for (int request = 0; request < s->requests; request++) {
             long most = 0;
             for (int row = s->query_start[request]; row < s->query_start[request + 1]; row++) {
@@ -279,10 +283,10 @@ class Model : public AnyModel, public Job {
 
     // Nothing may be allocated while threads run: an exception of theirs would end the process.
     void make_room() {
-        whole_rows_ = rows_ * m.kv_heads >= 8 * threads_;
-        if (whole_rows_) return;
         size_t most = 0;
         for (int row = 0; row < rows_; row++) most += visible_[row] / PART_KEYS + 2;
+        whole_rows_ = rows_ * m.kv_heads >= 8 * threads_ || most * m.kv_heads > MOST_TASKS;
+        if (whole_rows_) return;
         part_row_.reserve(most);
         part_start_.reserve(most);
         if (parts_.size() < most * m.heads) parts_.resize(most * m.heads);

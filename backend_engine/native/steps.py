@@ -1,7 +1,6 @@
 """A model's steps of few rows through the library: what it takes, and the tensors that it reads and writes."""
 
 import ctypes
-import weakref
 from typing import NamedTuple
 
 import torch
@@ -15,12 +14,12 @@ from ..spec import ModelSpec
 from ..tiers.empty import NO_LOADS
 from ..weights import LayerWeights, Weights
 from . import bindings
-from .bindings import BFLOAT16, FLOAT32, INT8, MOST_ROWS
+from .bindings import BFLOAT16, FLOAT32, INT8, MOST_ROWS, close_with
 from .library import Library, Unavailable
 
 KINDS = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16, torch.int8: INT8}
 MOST_HEAD_DIM = 256
-# Attention over fewer keys than this is cut into parts whose number stays far below what a stage may have.
+# So that the parts of one row's attention are far fewer than the tasks that a stage may have.
 MOST_KEYS = 1 << 20
 
 
@@ -58,7 +57,7 @@ class NativeSteps:
         self._handle = self._functions.promptsluice_open(ctypes.byref(described))
         if not self._handle:
             raise MemoryError("no memory for the rows of native steps")
-        weakref.finalize(self, self._functions.promptsluice_close, self._handle)
+        close_with(self, self._functions.promptsluice_close, self._handle)
 
     def takes(self, batch: StepBatch, pool: KVPool) -> bool:
         """Whether a step is one of these: few rows that all run through all layers, unobserved, over KV as computed."""
@@ -176,4 +175,4 @@ def _check(outcome: int, spec: ModelSpec) -> None:
         raise IndexError(f"an id is not in the vocabulary of {spec.vocab}")
     if outcome == bindings.NO_MEMORY:
         raise MemoryError("no memory for the step's attention")
-    assert outcome == bindings.DONE, "a row's slot or a request's page is not in the pool, or a row sees no key"
+    assert outcome == bindings.DONE, "a row sees no key, is no row, or lies outside the pool"

@@ -3,13 +3,20 @@
 // There is no barrier: whoever ends a stage's last task finishes the stage and opens the next one. So a thread that the
 // system does not run holds nobody up unless it is in the middle of a task, and a job ends even if no thread but the
 // caller's ever runs. Within a job, threads without a task spin, then yield; between jobs they spin a little, then sleep.
+//
+// A fork copies a team without its threads. The copy is seen by its process number, and hires threads of its own: the
+// others' handles and what they slept on are left as they are, for to join or to destroy them is to wait forever.
 #pragma once
+
+#include <unistd.h>
 
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <exception>
+#include <functional>
+#include <memory>
 #include <mutex>
-#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -31,21 +38,31 @@ class Team {
     Team &operator=(const Team &) = delete;
     ~Team() { resize(1); }
 
-    // Runs a job on `threads` threads, the caller's among them. One job at a time.
+    // Runs a job on `threads` threads, the caller's among them, or on fewer if there are no more. One job at a time.
     void run(Job &job, int threads) {
         if (job.stages() == 0) return;
         resize(threads);
+        Crew &crew = *crew_;
         job_ = &job;
         first_ = stage_of(word_.load(std::memory_order_relaxed));
         open(first_, job.tasks(0));
         {
-            std::lock_guard<std::mutex> lock(mutex_);
-            if (sleeping_ > 0) wake_.notify_all();
+            std::lock_guard<std::mutex> lock(crew.mutex);
+            if (crew.sleeping > 0) crew.wake.notify_all();
         }
         work();
     }
 
   private:
+    struct Crew {
+        const pid_t process = getpid();
+        std::mutex mutex;
+        std::condition_variable wake;
+        int sleeping = 0;
+        bool ended = false;
+        std::vector<std::thread> threads;
+    };
+
     // A word is the number of a stage, of all that ever were (modulo 2^24), how many tasks it has, and the next one to
     // take. A stage without tasks is the pause between jobs.
     static uint32_t stage_of(uint64_t word) { return (uint32_t)(word >> 40); }
@@ -96,7 +113,7 @@ class Team {
 #endif
     }
 
-    void serve() {
+    void serve(Crew &crew) {
         for (int waited = 0;;) {
             if (tasks_of(word_.load(std::memory_order_acquire)) > 0) {
                 work();
@@ -104,31 +121,38 @@ class Team {
             } else if (waited++ < SPINS) {
                 pause(0);
             } else {
-                std::unique_lock<std::mutex> lock(mutex_);
-                sleeping_++;
-                wake_.wait(lock, [this] { return ended_ || tasks_of(word_.load(std::memory_order_acquire)) > 0; });
-                sleeping_--;
-                if (ended_) return;
+                std::unique_lock<std::mutex> lock(crew.mutex);
+                crew.sleeping++;
+                crew.wake.wait(lock, [&] { return crew.ended || tasks_of(word_.load(std::memory_order_acquire)) > 0; });
+                crew.sleeping--;
+                if (crew.ended) return;
                 waited = 0;
             }
         }
     }
 
     void resize(int threads) {
+        if (crew_->process != getpid()) {
+            static_cast<void>(crew_.release());
+            crew_.reset(new Crew);
+            size_ = 1;
+        }
         if (threads == size_) return;
         {
-            std::lock_guard<std::mutex> lock(mutex_);
-            ended_ = true;
-            wake_.notify_all();
+            std::lock_guard<std::mutex> lock(crew_->mutex);
+            crew_->ended = true;
+            crew_->wake.notify_all();
         }
-        for (std::thread &helper : helpers_) helper.join();
-        helpers_.clear();
-        ended_ = false;
-        try {
-            for (int thread = 1; thread < threads; thread++) helpers_.emplace_back(&Team::serve, this);
-        } catch (const std::system_error &) {  // no more threads to be had: those that there are do it
-        }
+        for (std::thread &helper : crew_->threads) helper.join();
+        crew_->threads.clear();
+        crew_->ended = false;
         size_ = threads;
+        try {
+            crew_->threads.reserve(threads - 1);
+            for (int thread = 1; thread < threads; thread++)
+                crew_->threads.emplace_back(&Team::serve, this, std::ref(*crew_));
+        } catch (const std::exception &) {  // neither threads nor memory to be had: those that there are do it
+        }
     }
 
     static constexpr int SPINS = 4000;  // some 100 microseconds: from one call of a step to the next one
@@ -137,10 +161,6 @@ class Team {
     alignas(64) std::atomic<uint32_t> done_{0};
     alignas(64) Job *job_ = nullptr;
     uint32_t first_ = 0;
-    std::mutex mutex_;
-    std::condition_variable wake_;
-    int sleeping_ = 0;
-    bool ended_ = false;
     int size_ = 1;
-    std::vector<std::thread> helpers_;
+    std::unique_ptr<Crew> crew_{new Crew};
 };

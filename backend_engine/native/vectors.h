@@ -158,10 +158,13 @@ inline void sums_of(const Vec (&values)[COUNT], float (&out)[COUNT]) {
     }
 }
 
-inline Vec larger(Vec a, Vec b) { return a > b ? a : b; }
+template <class Value>
+inline Value larger(Value a, Value b) {
+    return a > b ? a : b;
+}
 
-template <int STEP = LANES / 2>
-inline float largest(Vec value) {
+template <int STEP = LANES / 2, class Value>
+inline auto largest(Value value) {
     value = larger(value, swapped<STEP>(value, std::make_integer_sequence<int, LANES>{}));
     if constexpr (STEP == 1)
         return value[0];

@@ -122,6 +122,23 @@ def test_native_int8_is_the_product_with_the_rounded_weights(rows: int, biased: 
     assert torch.equal(linear(torch.zeros(2, 96)), torch.zeros(2, 120) if bias is None else bias.expand(2, -1))
 
 
+@pytest.mark.parametrize("place", [0, 37, 95])
+@pytest.mark.parametrize("value", [float("nan"), -float("nan"), float("inf"), -float("inf")])
+def test_what_is_not_finite_does_not_get_lost_in_native_int8(value: float, place: int) -> None:
+    """As little as in float32, wherever in a row it is; other rows do not see it."""
+    try:
+        product = NativeProducts(native_library())
+    except Unavailable as error:
+        pytest.skip(str(error))
+    linear: Any = int8_forms(product).linear(*matrix(120, 96, biased=False))
+    x = torch.randn(3, 96)
+    expected = linear(x)
+    x[1, place] = value
+    got = linear(x)
+    assert not got[1].isfinite().any()
+    assert torch.equal(got[::2], expected[::2])
+
+
 @needs_fbgemm
 def test_int8_of_zeros_is_zero() -> None:
     linear = int8_linear(torch.randn(16, 8), None)

@@ -289,6 +289,8 @@ def test_places_that_do_not_exist_are_refused(library: Library) -> None:
         changed(slots=torch.tensor([16])),
         changed(visible=torch.tensor([0], dtype=torch.int32)),
         changed(visible=torch.tensor([5], dtype=torch.int32)),
+        changed(logit_rows=torch.tensor([1])),
+        changed(logit_rows=torch.tensor([-1])),
     ):
         with pytest.raises(AssertionError, match="pool"):
             pair.native.forward(batch, pair.pool)

@@ -1,0 +1,59 @@
+"""Native threads at a fork and at the end of a process."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from promptsluice.backend_engine.native import Unavailable, native_library
+
+# A child that computes on other numbers of threads and ends as any program does; it is killed if it hangs.
+FORK = """
+torch.set_num_threads(3)
+expected = run()
+child = os.fork()
+if child == 0:
+    signal.alarm(20)
+    for threads in (3, 1, 2):
+        torch.set_num_threads(threads)
+        assert torch.equal(run(), expected)
+    del product
+    sys.exit(7)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+assert torch.equal(run(), expected)
+"""
+
+# The end, while a daemon thread is in the middle of products.
+EXIT = """
+done = threading.Event()
+def repeat():
+    torch.set_num_threads(3)
+    while True:
+        run()
+        done.set()
+threading.Thread(target=repeat, daemon=True).start()
+assert done.wait(20)
+"""
+
+SET_UP = """
+import os, signal, sys, threading, torch
+from promptsluice.backend_engine.native import NativeProducts, native_library
+product = NativeProducts(native_library())
+torch.manual_seed(0)
+x, scales = torch.randn(64, 512), torch.rand(4096)
+weight = torch.randint(-127, 128, (4096, 512), dtype=torch.int8)
+def run():
+    return product(x, weight, scales, None)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked here")
+@pytest.mark.parametrize("case", [FORK, EXIT], ids=["fork", "exit"])
+def test_no_process_hangs_or_crashes_at_its_end(case: str) -> None:
+    try:
+        native_library()
+    except Unavailable as error:
+        pytest.skip(str(error))
+    command = [sys.executable, "-W", "ignore", "-c", SET_UP + case]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
