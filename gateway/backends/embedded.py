@@ -2,13 +2,11 @@
 
 import asyncio
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ...backend_engine.types import GenerationRequest
 from ...compressors.context import Score
@@ -16,13 +14,9 @@ from ...policies.schema import EmbeddedBackend as EngineSpec
 from ...prompt import (
     BadRequest,
     ModelUnavailable,
-    Overloaded,
     Prompt,
     PromptsluiceError,
-    Segment,
-    StepReport,
 )
-from ..edge import log, log_failure
 from ..parameters import ChatParameters, chat_parameters
 from ..salts import Salts
 from ..text_parameters import text_parameters
@@ -30,6 +24,7 @@ from ..text_wire import TextWriter
 from ..tools.use import ToolUse
 from ..wire import ChatWriter
 from ..workers import Workers
+from .background import Background, log_outcome
 from .base import Answer, Asked, Backend, Call, ModelCard, Stream, TextCall, counted_tokens, estimated_tokens
 from .choices import described, merged
 from .deltas import ToolReading, Writer, as_answer, as_frames
@@ -40,7 +35,6 @@ from .texts import readied
 if TYPE_CHECKING:
     from ...backend_engine.grammar.compiler import CompiledGrammar
     from ...backend_engine.readings import Readings
-    from ...kv_reuse.controller import Choice
     from ...kv_reuse.gate import Standing
     from ...kv_reuse.store import ChunkStore
     from .engine_room import EngineRoom, Tokens
@@ -81,18 +75,18 @@ class EmbeddedBackend(Backend):
         self._loading: asyncio.Task[EngineRoom] | None = None
         self._encoders = Workers("tokenizing", threads=2, waiting=256)
         self._restrictions = Restrictions()
-        self._warmers = Workers("warming", threads=1, waiting=256)
+        self._background = Background("warming chunks")
 
     async def start(self) -> None:
         """Begin to load the model; requests that come meanwhile wait for it."""
         self._loading = asyncio.create_task(asyncio.to_thread(self._opened))
-        self._loading.add_done_callback(lambda done: _log(done, f"loading {self._spec.model}"))
+        self._loading.add_done_callback(lambda done: log_outcome(done, f"loading {self._spec.model}"))
 
     async def available(self) -> None:
         await self._engine()
 
     async def close(self) -> None:
-        self._warmers.close()
+        self._background.close()
         self._encoders.close()
         self._restrictions.close()
         if self._loading is not None:
@@ -119,7 +113,7 @@ class EmbeddedBackend(Backend):
         service = self._room.service
         gauges = {name: float(value) for name, value in asdict(service.stats()).items()}
         gauges |= {"healthy": float(service.healthy()), "step_s": service.step_s}
-        gauges["kv_jobs"] = float(self._warmers.unfinished)
+        gauges["kv_jobs"] = float(self._background.unfinished)
         for tier in self._room.reuser.stats():
             counters = {name: value for name, value in asdict(tier).items() if name != "tier"}
             gauges |= {f"kv_{tier.tier}_{name}": float(value) for name, value in counters.items()}
@@ -166,11 +160,11 @@ class EmbeddedBackend(Backend):
         so is what each tenant has for itself."""
         salt = self._salts().ingested(collection)
         if salt is not None:
-            self._in_background(lambda: self._opened().warm(texts, salt=salt))
+            self._background.run(lambda: self._opened().warm(texts, salt=salt))
 
     def forget(self, texts: Sequence[str], *, collection: str) -> None:
         """Have the KV of chunks deleted in the background, after what is being computed now."""
-        self._in_background(lambda: self._opened().forget(texts, salts=self._salts().everywhere(collection)))
+        self._background.run(lambda: self._opened().forget(texts, salts=self._salts().everywhere(collection)))
 
     async def complete(self, call: Call) -> Answer | Stream:
         parameters = chat_parameters(call.prompt.body)
@@ -187,7 +181,7 @@ class EmbeddedBackend(Backend):
 
     async def continue_text(self, call: TextCall) -> Answer | Stream:
         parameters = await self._encoders.run(lambda: text_parameters(call.body))
-        self._refuse_many(parameters.choices, param="prompt")
+        self._refuse_many(parameters.choices, param="prompt" if len(parameters.prompts) > 1 else "n")
         room = await self._engine()
         grammar = await self._restrictions.compiled(room, parameters)
         ready, echoes = await self._encoders.run(lambda: readied(room, call, parameters, grammar))
@@ -253,7 +247,7 @@ class EmbeddedBackend(Backend):
         sampling = capped(parameters.sampling(room.defaults), prompt=len(ids), limit=room.limit)
         if tools is not None and grammar is None:
             sampling = replace(sampling, stop=(*sampling.stop, *tools.stops))
-        decided = self._decided(room, call, tokens, parameters.n) if policy.mode in ("reuse", "blend") else None
+        decided = self._decided(room, call, tokens, parameters.n)
         request = GenerationRequest(
             ids=ids,
             sampling=sampling,
@@ -267,50 +261,11 @@ class EmbeddedBackend(Backend):
         return Ready.of([request], n=parameters.n, finished=finished)
 
     def _decided(self, room: "EngineRoom", call: Call, tokens: "Tokens", answers: int) -> "Decided | None":
-        """Look up what is stored where that may pay, and take what is fastest for so many answers; what is missing, or
-        could be better, is computed in the background for next time."""
-        from .reusing import reused
+        from .decisions import decided
 
-        began = time.perf_counter()
-        own, retrieve, ids = self._salts().tenant(call.tenant), call.policy.retrieve, tokens.encoded.ids
-        about = {"tenant": call.tenant, "collection": "" if retrieve is None else retrieve.collection}
-        found = reused(
-            room,
-            call.prompt,
-            tokens,
-            call.policy.reuse,
-            salt=partial(self._salt, call),
-            own=own,
-            prefix=room.service.known_tokens(ids, namespace=call.tenant),
-            promising=lambda places: room.control.promising(ids, places, call.policy, **about),
-        )
-        for salt, plan in found.plans:
-            if wanted := plan.misses + plan.poorer:
-                self._in_background(partial(room.reuser.warm, wanted, anchor=plan.anchor, salt=salt))
-        if found.fresh:
-            self._in_background(partial(room.reuser.warm, found.fresh, salt=own))
-        if room.reuser.finder.stale(own):
-            self._in_background(partial(room.reuser.finder.sync, own))
-        if not found.wanted:
+        if call.policy.reuse.mode not in ("reuse", "blend"):
             return None
-        if not found.looked_up:
-            call.report.steps.append(_reuse_step("untouched", tokens, began, note="stored KV would gain nothing"))
-            return None
-        room.control.loaded(found.hits, wanted=found.wanted, seconds=time.perf_counter() - began)
-        decided = room.control.decided(
-            ids, found.hits, found.reuse, call.policy, **about, again=found.again, answers=answers
-        )
-        if decided.reuse is not None:
-            call.report.tiers.update(decided.tiers)
-        note = f"{found.note}; {decided.note}"
-        call.report.steps.append(_reuse_step(decided.choice.way, tokens, began, note=note, choice=decided.choice))
-        return decided
-
-    def _salt(self, call: Call, segment: Segment) -> str:
-        retrieve = call.policy.retrieve
-        if segment.original is None and retrieve is not None:
-            return self._salts().retrieved(retrieve.collection, tenant=call.tenant)
-        return self._salts().tenant(call.tenant)
+        return decided(room, call, tokens, answers=answers, salts=self._salts(), background=self._background)
 
     async def _engine(self) -> "EngineRoom":
         """The loaded engine; ModelUnavailable when it could not be loaded."""
@@ -335,30 +290,3 @@ class EmbeddedBackend(Backend):
                 )
                 self._room.control.start()
             return self._room
-
-    def _in_background(self, job: Callable[[], object]) -> None:
-        try:
-            self._warmers.submit(job).add_done_callback(lambda done: _log(done, "warming chunks"))
-        except Overloaded:
-            return
-
-
-def _reuse_step(name: str, tokens: "Tokens", began: float, *, note: str, choice: "Choice | None" = None) -> StepReport:
-    size, predicted = len(tokens.encoded.ids), None if choice is None else choice.seconds
-    return StepReport(
-        name=name,
-        ms=(time.perf_counter() - began) * 1000,
-        tokens_before=size,
-        tokens_after=size,
-        predicted_ms=None if predicted is None else 1000 * predicted,
-        note=note,
-    )
-
-
-def _log(done: "asyncio.Task[Any] | Future[Any]", what: str) -> None:
-    """A failure in the background has nobody to tell but the log."""
-    error = None if done.cancelled() else done.exception()
-    if isinstance(error, PromptsluiceError):
-        log.error("%s failed: %s", what, error.message)
-    elif error is not None:
-        log_failure(error, request_id=what)

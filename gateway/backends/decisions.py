@@ -1,0 +1,79 @@
+"""Stored KV for one chat on an engine: looked up where it may pay, taken where it is faster, told in the report.
+
+Blocking; imports torch.
+"""
+
+import time
+from functools import partial
+
+from ...kv_reuse.controller import Choice
+from ...prompt import Segment, StepReport
+from ..salts import Salts
+from .background import Background
+from .base import Call
+from .engine_room import EngineRoom, Tokens
+from .reuse_control import Decided
+from .reusing import Reused, reused
+
+
+def decided(
+    room: EngineRoom, call: Call, tokens: Tokens, *, answers: int, salts: Salts, background: Background
+) -> Decided | None:
+    """Look up what is stored where that may pay, and take what is fastest for so many answers; None where nothing may
+    be gained. What is missing, or could be better, is computed in the background for next time.
+    """
+    began = time.perf_counter()
+    own, retrieve, ids = salts.tenant(call.tenant), call.policy.retrieve, tokens.encoded.ids
+    about = {"tenant": call.tenant, "collection": "" if retrieve is None else retrieve.collection}
+    found = reused(
+        room,
+        call.prompt,
+        tokens,
+        call.policy.reuse,
+        salt=partial(_salt, salts, call),
+        own=own,
+        prefix=room.service.known_tokens(ids, namespace=call.tenant),
+        promising=lambda places: room.control.promising(ids, places, call.policy, **about),
+    )
+    _for_next_time(room, found, own, background)
+    if not found.wanted:
+        return None
+    if not found.looked_up:
+        call.report.steps.append(_step("untouched", tokens, began, note="stored KV would gain nothing"))
+        return None
+    room.control.loaded(found.hits, wanted=found.wanted, seconds=time.perf_counter() - began)
+    taken = room.control.decided(ids, found.hits, found.reuse, call.policy, **about, again=found.again, answers=answers)
+    if taken.reuse is not None:
+        call.report.tiers.update(taken.tiers)
+    note = f"{found.note}; {taken.note}"
+    call.report.steps.append(_step(taken.choice.way, tokens, began, note=note, choice=taken.choice))
+    return taken
+
+
+def _for_next_time(room: EngineRoom, found: Reused, own: str, background: Background) -> None:
+    for salt, plan in found.plans:
+        if wanted := plan.misses + plan.poorer:
+            background.run(partial(room.reuser.warm, wanted, anchor=plan.anchor, salt=salt))
+    if found.fresh:
+        background.run(partial(room.reuser.warm, found.fresh, salt=own))
+    if room.reuser.finder.stale(own):
+        background.run(partial(room.reuser.finder.sync, own))
+
+
+def _salt(salts: Salts, call: Call, segment: Segment) -> str:
+    retrieve = call.policy.retrieve
+    if segment.original is None and retrieve is not None:
+        return salts.retrieved(retrieve.collection, tenant=call.tenant)
+    return salts.tenant(call.tenant)
+
+
+def _step(name: str, tokens: Tokens, began: float, *, note: str, choice: Choice | None = None) -> StepReport:
+    size, predicted = len(tokens.encoded.ids), None if choice is None else choice.seconds
+    return StepReport(
+        name=name,
+        ms=(time.perf_counter() - began) * 1000,
+        tokens_before=size,
+        tokens_after=size,
+        predicted_ms=None if predicted is None else 1000 * predicted,
+        note=note,
+    )
