@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .answer_cache import Vector
 
 HEADER = "x-promptsluice-cache"
+_CHARS = 16  # a token, above what any text has: beyond that nothing is tokenized to see that it is too long
 
 
 async def completed(sluice: Sluice, backend: Backend, call: Call) -> Answer | Stream:
@@ -38,9 +39,19 @@ async def completed(sluice: Sluice, backend: Backend, call: Call) -> Answer | St
 
 
 async def _vector(sluice: Sluice, key: Key) -> "Vector | None":
-    """Of the question. Without an embedder only the very same question is known again."""
+    """Of the question. Without an embedder only the very same question is known again, and so is one that the embedder
+    would not read to its end: two that differ only behind that would be one to it.
+    """
+
+    def read() -> "Vector | None":
+        embedder, question = sluice.rooms.embedder(), key.question
+        most = embedder.max_tokens
+        if len(question) > most * _CHARS or embedder.sizes([question])[0] > most:
+            return None
+        return embedder.embed([question])[0]
+
     try:
-        return (await sluice.librarians.run(lambda: sluice.rooms.embed([key.question])))[0]
+        return await sluice.librarians.run(read)
     except PromptsluiceError as error:
         log.warning("questions cannot be compared: %s", error.message)
         return None

@@ -93,6 +93,14 @@ def test_gw_42_a_question_that_means_the_same(gateway: Gateway, upstream: Upstre
     assert state(gateway, request(first)) == "miss" and state(gateway, request(again)) == "miss", "only where asked for"
 
 
+def test_gw_42_questions_that_the_embedder_would_cut(gateway: Gateway, upstream: Upstream) -> None:
+    upstream.answer(lambda exchange: exchange.json("200 OK", completion()))
+    for report in ("The report says how the year was. " * 60, "word " * 5000):
+        first, other = (request(f"{report}{end}", policy="alike") for end in ("Who wrote it?", "What does it cost?"))
+        assert state(gateway, first) == "miss" and state(gateway, other) == "miss"
+        assert state(gateway, first) == "hit", "the very same is known"
+
+
 def test_gw_42_keys_do_not_share_answers(gateway: Gateway, upstream: Upstream) -> None:
     upstream.answer(lambda exchange: exchange.json("200 OK", completion()))
     body = request("Whose answer is it?")
