@@ -246,7 +246,7 @@ class Engine:
         else:  # scheduling failed otherwise: what runs, or what could not be admitted, is to blame
             affected = scheduler.running or list(scheduler.waiting)[:1]
         self._plan = self._flight = None
-        self._pages.loads().settle()  # their pages are others' from here on
+        self._pages.settle_loads()  # their pages are others' from here on
         for sequence in list(affected):
             if sequence.phase is not Phase.DONE:
                 self._outputs.give_up(sequence, error)
@@ -256,7 +256,7 @@ class Engine:
 
         What cannot be made smaller fails with Overloaded.
         """
-        self._pages.loads().settle()  # into pages that may be given to others now
+        self._pages.settle_loads()  # into pages that may be given to others now
         release_memory(self.model.decoder.device)
         if self._scheduler.relieve(self._plan):
             self._plan = self._flight = None

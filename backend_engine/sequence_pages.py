@@ -129,8 +129,17 @@ class SequencePages:
 
     def loads(self) -> Loads:
         """All that is on its way into the pool for the next step, which must wait for it, whoever asked for it."""
+        self._carried = Together(self._carried, self._tier.loads())  # still to be waited for if the device now fails
+        spans = self._spans.loads()
         carried, self._carried = self._carried, NO_LOADS
-        return Together(carried, self._tier.loads(), self._spans.loads())
+        return Together(carried, spans)
+
+    def settle_loads(self) -> None:
+        """After a failed step: whatever is under way comes before anybody else writes. Reused spans that are not begun
+        wait for the next step."""
+        self._carried.settle()
+        self._carried = NO_LOADS
+        self._tier.loads().settle()
 
     def carry(self, loads: Loads) -> None:
         """What a step did not wait for is the next one's; all of it is under way from now on."""

@@ -55,11 +55,12 @@ class SpanLoader:
     def loads(self) -> Loads:
         """All that was promised since the last call."""
         self._reading = [one for one in self._reading if not one.ended]
-        promised, self._promised = [one for one in self._promised if one.wanted()], []
+        promised = self._promised = [one for one in self._promised if one.wanted()]
         if not promised:
             return NO_LOADS
         spans, slots = [span for one in promised for span in one.spans], torch.cat([one.slots for one in promised])
         loads = _SpanLoads(spans, slots, self._pool, self._ropes, self._ops, self._stream)
+        self._promised = []  # not before: without memory for copies a step fails, not who was admitted beside it
         self._reading.append(loads)  # kernels read memory that nobody else may hold any more
         return loads
 

@@ -1,5 +1,6 @@
 """Spans that come in beside the steps, as late as they may: like written at once, and never over anybody's pages."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from promptsluice.backend_engine.loader import LoadedModel, load_model
 from promptsluice.backend_engine.options import EngineOptions
 from promptsluice.backend_engine.pool import KVPool
 from promptsluice.backend_engine.span_loads import SpanLoader
+from promptsluice.backend_engine.span_rows import SpanRows
 from promptsluice.backend_engine.types import GenerationRequest, KVBlock, Reuse, ReusedSpan, RowChooser, SamplingParams
 from promptsluice.prompt.errors import PromptsluiceError
 from torch import Tensor
@@ -184,6 +186,34 @@ def test_only_what_is_still_wanted_is_brought(model: LoadedModel, wanted: bool) 
     written = pool.data.abs().sum(dim=(0, 1, 3, 4)) > 0
     assert torch.equal(written.nonzero().flatten(), slots) if wanted else not written.any()
     loader.loads().settle()  # each is brought once
+
+
+def test_a_device_without_memory_for_copies_forgets_nobodys_spans(
+    model: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the requests that were admitted, only some are in the step that fails."""
+    readable, failures = SpanRows.readable, iter([True])
+
+    def without_memory(blocks: Iterable[KVBlock], **about: Any) -> SpanRows:
+        if next(failures, False):
+            raise torch.OutOfMemoryError("no memory")
+        return readable(blocks, **about)
+
+    others, requests = [random_ids(100, seed) for seed in (1, 2, 3)], list[GenerationRequest]()
+    for ids in others:
+        requests.append(replace(greedy(ids), reuse=Reuse(spans=spans(stored(model, ids)))))
+    expected = [alone(tiny_engine(model), request).tokens for request in requests]
+    engine, sinks = late_engine(model, LateStream(), step_tokens=16), [Collected() for _ in requests]
+    for request, sink in zip(requests, sinks, strict=True):
+        engine.add(request, sink)
+    monkeypatch.setattr(SpanRows, "readable", without_memory)
+    with pytest.raises(torch.OutOfMemoryError):
+        engine.step()
+    assert engine._plan is not None and len(engine._plan.sequences) < len(requests) == engine.stats().running
+    engine.relieve()
+    finish(engine)
+    assert [sink.tokens for sink in sinks] == expected
+    assert_idle(engine)
 
 
 def test_spans_of_a_failed_step_come_before_anybody_else_writes(model: LoadedModel, reference: Reference) -> None:
