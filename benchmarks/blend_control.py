@@ -124,8 +124,11 @@ class Bench:
         seen.ttft[way].append((time.perf_counter() - began) * 1e3)
         if way == CONTROLLED:
             self.controller.ran(result.work, choice)
+            marks = marks_of(asked.ids, tenant=CONTROLLED)
             if reuse is not None:
-                self.served.add(marks_of(asked.ids, tenant=CONTROLLED))
+                self.served.add(marks)
+            elif choice is not None and choice.repeated:
+                self.served.forget(marks)
             if choice is not None and choice.seconds:
                 seen.errors.append(abs(result.work.seconds / choice.seconds - 1))
 

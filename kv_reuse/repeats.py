@@ -59,6 +59,12 @@ class Beginnings:
             while len(self._times) > self._most:
                 self._times.popitem(last=False)
 
+    def forget(self, marks: Marks) -> None:
+        """A prompt was prefilled in full. The tree may let go of it: what comes then is counted anew."""
+        with self._lock:
+            for mark in marks:
+                self._times.pop(mark, None)
+
 
 def marks_of(ids: Sequence[int], *, tenant: str) -> Marks:
     """What `Beginnings` knows a prompt by: what is equal for one tenant is not for another."""

@@ -25,7 +25,7 @@ from ...policies.schema import Policy
 class Decided:
     """What the engine is given, what was predicted for it, and the tokens that each tier had.
 
-    `marks` is what a prompt that is given stored KV is known by when it comes again.
+    `marks` is what the prompt is known by when it comes again.
     """
 
     reuse: Reuse | None
@@ -137,7 +137,7 @@ class ReuseControl:
             choice=choice,
             tiers=tokens_by_tier(hits),
             check=check,
-            marks=marks if taken else (),
+            marks=marks,
         )
 
     def loaded(self, hits: Sequence[SpanHit], *, wanted: int, seconds: float) -> None:
@@ -149,7 +149,10 @@ class ReuseControl:
         self.controller.ran(result.work, None if decided is None else decided.choice)
         if decided is None:
             return
-        self._served.add(decided.marks)
+        if decided.reuse is not None:
+            self._served.add(decided.marks)
+        elif decided.choice.repeated:
+            self._served.forget(decided.marks)
         if decided.check is not None:
             self._checker.offer(decided.check)
 

@@ -127,6 +127,8 @@ def test_a_follow_up_of_a_blended_prompt_is_prefilled_once_for_the_prefix_tree(
     about = {"tenant": "", "collection": "docs"}
     assert not control.promising(turns[1], SPANS, policy, **about), "the tree has all of its chunks"
     assert service.run(request(second, turns[1])).cached_tokens >= len(IDS)
+    service.engine.tree.evict(1000)
+    assert decide(control, reuser, policy, ids=turns[1]).choice.way is Way.BLEND, "the tree let go of it"
     other = (1, *IDS[1:])
     assert decide(control, reuser, policy, ids=other).choice.way is Way.BLEND, "another prompt of the same chunks"
 

@@ -34,6 +34,17 @@ def test_ends_that_were_not_seen_for_long_are_forgotten_first() -> None:
     assert len(served) == 8 and served.sights(marks_of(new, tenant="")) == []
 
 
+def test_what_was_prefilled_in_full_is_counted_anew() -> None:
+    served, system = Beginnings(), text(1, 2 * BLOCK)
+    prompts = [marks_of((*system, *text(seed, 2 * BLOCK)), tenant="") for seed in (2, 3)]
+    for marks in prompts:
+        served.add(marks)
+    served.forget(prompts[0])
+    assert [served.sights(marks) for marks in prompts] == [[], []]
+    served.add(prompts[1])
+    assert served.sights(prompts[0]) == [Sight(2 * BLOCK, 1)]
+
+
 def test_threads_lose_no_count() -> None:
     served, marks = Beginnings(), marks_of(text(1, 10 * BLOCK), tenant="")
     threads = [threading.Thread(target=lambda: [served.add(marks) for _ in range(200)]) for _ in range(4)]
