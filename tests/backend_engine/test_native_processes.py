@@ -23,21 +23,26 @@ assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 assert torch.equal(run(), expected)
 """
 
-# The end, while a daemon thread is in the middle of products.
+# The end, while a daemon thread is in the middle of products. Between them it runs nothing of torch's, which ends the
+# process itself where it cannot take the interpreter back. It holds what the library reads, as an engine's thread does.
 EXIT = """
 done = threading.Event()
-def repeat():
-    torch.set_num_threads(3)
+def repeat(product, *tensors):
+    x, weight, scales, out = (tensor.data_ptr() for tensor in tensors)
+    matrix = Matrix(weight=weight, scales=scales)
+    call = product._functions.promptsluice_product
     while True:
-        run()
+        call(product._handle, ctypes.byref(matrix), x, 64, 512, 4096, out, 3)
         done.set()
-threading.Thread(target=repeat, daemon=True).start()
-assert done.wait(20)
+tensors = (x, weight, scales, torch.empty(64, 4096))
+threading.Thread(target=repeat, args=(product, *tensors), daemon=True).start()
+assert done.wait(60)
 """
 
 SET_UP = """
-import os, signal, sys, threading, torch
+import ctypes, os, signal, sys, threading, torch
 from promptsluice.backend_engine.native import NativeProducts, native_library
+from promptsluice.backend_engine.native.bindings import Matrix
 product = NativeProducts(native_library())
 torch.manual_seed(0)
 x, scales = torch.randn(64, 512), torch.rand(4096)
