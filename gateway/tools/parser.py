@@ -28,7 +28,7 @@ class ToolParser:
         self._most = most
         self._state = _State.START
         self._text = ""  # not read yet
-        self._raw = ""  # read since the opening mark, for the case that this is no call
+        self._raw = ""  # read since the white space before the opening mark, for the case that this is no call
         self._scanner = CallScanner((), arguments=dialect.arguments)
         self._telling = True
         self._pieces: list[Part] = []
@@ -77,8 +77,9 @@ class ToolParser:
         mark = self._dialect.opening
         at = self._text.find(mark) if mark else -1
         if at >= 0:
-            self._say(self._text[:at].rstrip())
-            self._raw, self._text = mark, self._text[at + len(mark) :]
+            said = self._text[:at].rstrip()
+            self._say(said)
+            self._raw, self._text = self._text[len(said) : at + len(mark)], self._text[at + len(mark) :]
             self._state = _State.OPEN
             return True
         held = _overlap(self._text, mark)
@@ -106,7 +107,9 @@ class ToolParser:
         rest = self._text.lstrip()
         if sign:
             rest = rest.removeprefix(sign).lstrip()
-        if tag:
+        if tag and not (whole := rest.startswith(_PYTHON_TAG)) and _PYTHON_TAG.startswith(rest):
+            return False
+        if tag and whole:
             rest = rest.removeprefix(_PYTHON_TAG).lstrip()
         if not rest:
             return False

@@ -77,6 +77,9 @@ WRITTEN: list[tuple[Dialect, str, str, list[tuple[str, str]]]] = [
     (LLAMA3, '{"answer": 42}', '{"answer": 42}', []),
     (LLAMA3, "{}", "{}", []),
     (LLAMA3, "<|py", "<|py", []),
+    (LLAMA3, f"{call(key='parameters')}; <|python_tag|>{call(key='parameters')}", "",
+     [("weather", ROME), ("weather", ROME)]),
+    (HERMES, "Write\n<tool_call> first.", "Write\n<tool_call> first.", []),
 ]  # fmt: skip
 
 
