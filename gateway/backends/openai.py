@@ -34,6 +34,7 @@ from .base import (
     estimated_tokens,
 )
 from .forms import ChatForm, Form, MessagesForm, StreamReader
+from .sending import Sender
 from .servers import Server, Servers
 from .upstream import Secret, listed_models, passed_headers, retry_after_s
 
@@ -69,6 +70,7 @@ class UpstreamBackend(Backend):
         self._count = count or estimated_tokens
         self._transport = transport
         self._client: httpx.AsyncClient | None = None
+        self._sender: Sender
         self._by_prefix = spec.balance == "prefix" and len(spec.servers) > 1
         self._servers = Servers(spec.all_servers, breaker=spec.breaker, by_prefix=self._by_prefix)
         self._listed: tuple[float, Sequence[ModelCard]] = (float("-inf"), ())
@@ -81,6 +83,7 @@ class UpstreamBackend(Backend):
             follow_redirects=False,
             transport=self._transport,
         )
+        self._sender = Sender(self._client)
 
     async def close(self) -> None:
         if self._client is not None:
@@ -199,12 +202,13 @@ class UpstreamBackend(Backend):
         return response.status_code in (429, *_RETRIED_STATUS) and self._servers.others(tried)
 
     async def _attempt(self, server: Server, path: str, body: bytes, headers: Mapping[str, str]) -> httpx.Response:
-        client = self._connected()
-        request = client.build_request("POST", f"{server.base_url}{path}", content=body, headers=dict(headers))
+        request = self._connected().build_request(
+            "POST", f"{server.base_url}{path}", content=body, headers=dict(headers)
+        )
         server.asked()
         try:
             async with self._translated():
-                response = await client.send(request, stream=True)
+                response = await self._sender.send(request)
         except PromptsluiceError as error:
             if not isinstance(error.__cause__, httpx.PoolTimeout):  # which is our own limit
                 server.failed()
