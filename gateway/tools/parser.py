@@ -107,9 +107,9 @@ class ToolParser:
         rest = self._text.lstrip()
         if sign:
             rest = rest.removeprefix(sign).lstrip()
-        if tag and not (whole := rest.startswith(_PYTHON_TAG)) and _PYTHON_TAG.startswith(rest):
+        if tag and rest != _PYTHON_TAG and _PYTHON_TAG.startswith(rest):
             return False
-        if tag and whole:
+        if tag:
             rest = rest.removeprefix(_PYTHON_TAG).lstrip()
         if not rest:
             return False
