@@ -1,7 +1,7 @@
 """Requests over httpx that may be cancelled at any moment.
 
 A connection whose opening is cancelled would be lost to httpx: never closed, and never given back to its pool. So a
-connection that has begun to open is opened to the end, within its timeout, and then closed.
+request that is on its way to a connection gets it, within the timeouts for that, and is cancelled then.
 """
 
 import asyncio
@@ -33,27 +33,20 @@ class Sender:
 
 
 class _Opening:
-    """Whether a request's connection is being opened at present, as httpcore's events tell."""
+    """When a request has its connection, as httpcore's events tell; before that it waits for one, or opens one."""
 
     def __init__(self) -> None:
-        self._over = asyncio.Event()
-        self._over.set()
+        self.over = asyncio.Event()
 
     async def trace(self, name: str, info: Any) -> None:
         """Takes the event `name`: those of opening begin with `connection.`, those of the request with its protocol."""
-        if name.startswith("connection."):
-            self._over.clear()
-        else:
-            self._over.set()
-
-    async def wait(self) -> None:
-        """Return when nothing is being opened."""
-        await self._over.wait()
+        if not name.startswith("connection."):
+            self.over.set()
 
 
 async def _end(sending: "asyncio.Task[httpx.Response]", opening: _Opening) -> None:
     """Cancel a request for which nobody waits any more."""
-    opened = asyncio.create_task(opening.wait())
+    opened = asyncio.create_task(opening.over.wait())
     await asyncio.wait({sending, opened}, return_when=asyncio.FIRST_COMPLETED)
     opened.cancel()
     sending.cancel()
