@@ -20,13 +20,5 @@ def parse_bytes(value: Any) -> Any:
     return int(float(match[1]) * _UNITS[match[2] or "B"])
 
 
-def format_bytes(count: int) -> str:
-    """The largest binary unit that keeps a short number: 2147483648 -> "2 GiB"."""
-    for unit in ("TiB", "GiB", "MiB", "KiB"):
-        if count >= _UNITS[unit]:
-            return f"{count / _UNITS[unit]:.4g} {unit}"
-    return f"{count} B"
-
-
 Bytes = Annotated[int, BeforeValidator(parse_bytes), Field(ge=0)]
 """An integer number of bytes, written as a number or with a unit."""
