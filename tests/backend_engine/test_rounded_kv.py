@@ -218,7 +218,8 @@ def test_moving_a_chunk_costs_one_more_rounding(model: LoadedModel, dtype: torch
         errors.append(float((got.k - exact.k).norm() / exact.k.norm()))
     once, twice = errors
     assert 0 < once < twice < 1.6 * once < 1.6 * most
-    torch.testing.assert_close(stored(pool, slots, got).v, got.v, rtol=1e-6, atol=0)  # its scale may be rounded anew
+    # On a GPU the scale may come out anew in its last bit.
+    torch.testing.assert_close(stored(pool, slots, got).v, got.v, rtol=0 if DEVICE == "cpu" else 1e-6, atol=0)
 
 
 def stored(pool: KVPool, slots: Tensor, block: KVBlock) -> KVBlock:
