@@ -73,14 +73,17 @@ def test_a_busy_port_is_an_error_that_ends(config: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_demo_on_two_pages_and_one_question(tmp_path: Path, smollm2_dir: Path, minilm_dir: Path) -> None:
+def test_the_demo_on_three_pages_and_one_question(tmp_path: Path, smollm2_dir: Path, minilm_dir: Path) -> None:
     docs = tmp_path / "docs" / "en"
     docs.mkdir(parents=True)
-    weather = "".join(
-        f"In week {n} the weather in the harbour was calm and the ships left in time. " for n in range(14)
-    )
-    (docs / "ports.md").write_text("# Ports\n\nThe backup server listens on port 7443.\n\n" + weather)
-    (docs / "apples.md").write_text("# Apples\n\n" + "Apples are harvested in autumn, by hand, before the frost. " * 10)
+    pages = {
+        "ports": ("The backup server listens on port 7443.", "the weather in the harbour was calm and the ships left"),
+        "apples": ("Apples are harvested in autumn.", "the trees of the orchard were cut by hand before the frost"),
+        "about": ("This documentation is about a small island.", "the ferry came late and brought the mail and bread"),
+    }
+    for name, (fact, weekly) in pages.items():  # the question finds them in another order than the one before it did
+        weeks = "".join(f"In week {n} {weekly} in time. " for n in range(14))
+        (docs / f"{name}.md").write_text(f"# {name.title()}\n\n{fact}\n\n{weeks}")
     questions = tmp_path / "questions.yaml"
     questions.write_text("- Which port does the backup server listen on?\n")
     figures = tmp_path / "figures.json"
