@@ -1,0 +1,57 @@
+"""The policy file, version 1, as strict pydantic models: what may stand in it, with its defaults.
+
+Frozen, and used inside as they are; unknown keys and wrong types are errors. References between parts (policy names,
+backends, compressors) are checked in references.py, and secrets have no field here at all: only the name of an
+environment variable or a SHA-256 digest.
+"""
+
+from .backends import (
+    DEFAULT_BACKEND,
+    Backend,
+    BreakerSpec,
+    EmbeddedBackend,
+    FallbackSpec,
+    OpenAIBackend,
+    PrefixCacheSpec,
+    PrefixDiskSpec,
+    Timeouts,
+    UpstreamServer,
+)
+from .base import Spec
+from .file import PolicyFile
+from .policy import CacheSpec, CompressSpec, Policy, ProtectSpec, QualitySpec, RetrieveSpec, ReuseSpec
+from .routes import MatchSpec, RouteSpec, TokenRange
+from .server import ApiKeySpec, ResponsesSpec, ServerSpec
+from .stores import CollectionsSpec, KVCacheSpec, ModelsSpec, SharedCacheSpec
+
+__all__ = [
+    "DEFAULT_BACKEND",
+    "ApiKeySpec",
+    "Backend",
+    "BreakerSpec",
+    "CacheSpec",
+    "CollectionsSpec",
+    "CompressSpec",
+    "EmbeddedBackend",
+    "FallbackSpec",
+    "KVCacheSpec",
+    "MatchSpec",
+    "ModelsSpec",
+    "OpenAIBackend",
+    "Policy",
+    "PolicyFile",
+    "PrefixCacheSpec",
+    "PrefixDiskSpec",
+    "ProtectSpec",
+    "QualitySpec",
+    "ResponsesSpec",
+    "RetrieveSpec",
+    "ReuseSpec",
+    "RouteSpec",
+    "ServerSpec",
+    "SharedCacheSpec",
+    "Spec",
+    "Timeouts",
+    "TokenRange",
+    "UpstreamServer",
+]
