@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Self
 
-from ..policies import CostModel, PolicySet
+from ..policies import PolicySet
 from .backends.base import Backend
 from .backends.registry import backends_of
 from .metrics import Metrics
@@ -116,7 +116,8 @@ class Sluice:
         chosen = self.backends[backend]
         return Tools(
             count=chosen.count_tokens,
-            costs=CostModel() if chosen.kv_reuse else CostModel.upstream(),
+            costs=chosen.costs(),
+            ledger=chosen.ledger,
             retrieve=self.rooms.retrieve,
             embed=self.rooms.embed,
             score=next((score for one in (chosen, *self.backends.values()) if (score := one.scorer())), None),

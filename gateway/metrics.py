@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from ..prompt import Report, Usage
 from .blend_metrics import BlendCollector
+from .cost_metrics import CostCollector
 from .engine_metrics import BackendCollector, EngineCollector
 
 _METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"})
@@ -85,6 +86,8 @@ class Metrics:
         own.register(self.backends)
         self.blends = BlendCollector()
         own.register(self.blends)
+        self.costs = CostCollector()
+        own.register(self.costs)
 
     def http(self, route: str, method: str, status: int, seconds: float) -> None:
         """Count one HTTP exchange; status 499 is a client that left."""

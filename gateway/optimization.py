@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ..compressors.context import CompressionContext, Count, Embed, Score
 from ..compressors.registry import create
-from ..policies import CostModel, Plan, Policy, Step, opened, plan
+from ..policies import CostModel, Ledger, Plan, Policy, Step, opened, plan
 from ..policies.schema import RetrieveSpec
 from ..prompt import Prompt, PromptsluiceError, Report, Segment, StepReport
 from .backends.base import estimated_tokens
@@ -37,10 +37,11 @@ class Retriever(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tools:
-    """What the steps of one request may use. `kv_reuse`: the backend can use stored KV."""
+    """What the steps of one request may use. `kv_reuse`: the backend can use stored KV. `ledger` takes in what ran."""
 
     count: Count
     costs: CostModel
+    ledger: Ledger
     retrieve: Retriever
     embed: Embed | None = None
     score: Score | None = None
@@ -125,6 +126,7 @@ class _Run:
         self.out.prompt, self.out.retrieved = prompt, sum(self._size(segment) for segment in fresh)
         before = self.out.tokens_in
         self._done("retrieve", began, before=before, after=before + self.out.retrieved, note=f"{chunks} chunks")
+        self._tools.ledger.ran("retrieve", tokens=1, ms=self.out.steps[-1].ms)
 
     def plan(self) -> None:
         tools = self._tools
@@ -149,6 +151,10 @@ class _Run:
         before, after = result.tokens_before, result.tokens_after
         self.out.pruned += before - after
         self._done(step.name, began, before=before, after=after, predicted_ms=step.predicted_ms, note=result.note)
+        if before and time.monotonic() < self._deadline:
+            ms = self.out.steps[-1].ms
+            self._tools.ledger.ran(step.use, tokens=before, ms=ms, predicted_ms=step.predicted_ms)
+            self._tools.ledger.left(step.use, expected=step.asked_rate, real=after / before)
 
     def _embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """Vectors in batches, so that a text of a million sentences ends at the deadline and not in an hour."""

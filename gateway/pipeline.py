@@ -198,6 +198,7 @@ async def _accounted(sluice: Sluice, prepared: Begun, reply: Stream, *, report: 
     outcome = "cancelled"
     usage: Usage | None = None
     answered = False
+    waited_s = 0.0
     held: Frame | None = None
     try:
         async with aclosing(reply.frames) as frames:
@@ -205,7 +206,7 @@ async def _accounted(sluice: Sluice, prepared: Begun, reply: Stream, *, report: 
                 usage = item.usage or usage
                 if item.content and not answered:
                     answered = True
-                    _first_token(sluice, prepared)
+                    waited_s = _first_token(sluice, prepared)
                 if item.failed:
                     outcome = "failed"
                 if held is not None and item.data:
@@ -218,6 +219,8 @@ async def _accounted(sluice: Sluice, prepared: Begun, reply: Stream, *, report: 
         if held is not None:
             yield replace(held, data=spliced(held.data, "promptsluice", prepared.report.to_wire()), usage=None)
         outcome = "ok" if outcome != "failed" else outcome
+        if answered and outcome == "ok":
+            _learned(sluice, prepared, waited_s, usage)
     except Exception:
         outcome = "failed"
         if held is not None:
@@ -227,8 +230,22 @@ async def _accounted(sluice: Sluice, prepared: Begun, reply: Stream, *, report: 
         _finished(sluice, prepared, outcome=outcome, usage=usage)
 
 
-def _first_token(sluice: Sluice, prepared: Begun) -> None:
-    sluice.metrics.first_token(prepared.resolution.model, prepared.report, time.perf_counter() - prepared.began)
+def _first_token(sluice: Sluice, prepared: Begun) -> float:
+    """Enter it in the books; the seconds that it took since the request came."""
+    seconds = time.perf_counter() - prepared.began
+    sluice.metrics.first_token(prepared.resolution.model, prepared.report, seconds)
+    return seconds
+
+
+def _learned(sluice: Sluice, prepared: Begun, waited_s: float, usage: Usage | None) -> None:
+    """Tell a backend that measures nothing itself how long it took to its first token, for the tokens not cached.
+
+    An answer that was given again brings no usage, and says nothing of the backend.
+    """
+    backend = sluice.backends.get(prepared.report.backend)
+    if usage is not None and backend is not None and backend.prefill_cost() is None:
+        fresh = usage.prompt_tokens - usage.cached_tokens
+        backend.ledger.ran("prefill", tokens=fresh, ms=1000 * waited_s - prepared.report.overhead_ms)
 
 
 def _finished(sluice: Sluice, prepared: Begun, *, outcome: str, usage: Usage | None = None) -> None:

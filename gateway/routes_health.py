@@ -51,5 +51,8 @@ def _render(sluice: Sluice) -> bytes:
             engines[next(iter(spec.models), ""), name] = readings
     sluice.metrics.backends.show({name: backend.stats() for name, backend in sluice.backends.items()})
     sluice.metrics.blends.show({name: backend.blends() for name, backend in sluice.backends.items()})
+    sluice.metrics.costs.show(
+        {name: (backend.costs(), backend.ledger.accuracy()) for name, backend in sluice.backends.items()}
+    )
     sluice.metrics.engines.show(engines)
     return sluice.metrics.render()

@@ -1,7 +1,8 @@
 """Policies: what may be done to whom, and the plan for one request. Imports no torch."""
 
-from .costs import CostModel, Measurement
+from .costs import CostModel, Line, Measurement
 from .dry_run import Explanation, explain
+from .ledger import Ledger
 from .load import PolicyFileError
 from .match import POLICY_HEADER, Resolution
 from .openness import opened
@@ -35,6 +36,8 @@ __all__ = [
     "Decision",
     "EmbeddedBackend",
     "Explanation",
+    "Ledger",
+    "Line",
     "Measurement",
     "OpenAIBackend",
     "Plan",

@@ -31,7 +31,10 @@ class Line:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostModel:
-    """Costs by kind of work. `rates`: the shares of tokens that methods without a target rate are expected to leave."""
+    """Costs by kind of work. `rates`: the shares of tokens that methods without a target rate are expected to leave.
+
+    `missed`: the share of what a method was to take away that it left, as lately seen (protected text, for example).
+    """
 
     prefill: Line = Line(0.0, 4.0)
     load: Line = Line(1.0, 0.02)
@@ -47,11 +50,16 @@ class CostModel:
     unknown_method: Line = Line(5.0, 1.0)
     rates: Mapping[str, float] = field(default_factory=lambda: {"identity": 1.0})
     unknown_rate: float = 0.95
+    missed: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
     def upstream(cls) -> Self:
         """Before anything was measured: a server with a GPU, which prefills about 8,000 tokens a second."""
         return cls(prefill=Line(0.0, 0.125))
+
+    def lines(self) -> Mapping[str, Line]:
+        """All costs by kind of work."""
+        return {"prefill": self.prefill, "load": self.load, "retrieve": self.retrieve, **self.methods}
 
     def compress_ms(self, method: str, tokens: int) -> float:
         """Running a compressor over one segment."""
@@ -60,6 +68,10 @@ class CostModel:
     def expected_rate(self, method: str) -> float:
         """The share of tokens that a method leaves when it has no target."""
         return self.rates.get(method, self.unknown_rate)
+
+    def reached_rate(self, method: str, asked: float) -> float:
+        """The share of tokens that a method will leave where `asked` is what it is made for."""
+        return asked + self.missed.get(method, 0.0) * (1.0 - asked)
 
     def reuse_ms(self, tokens: int, ratio: float) -> float:
         """Loading a chunk's KV and recomputing the share `ratio` of its rows."""

@@ -15,17 +15,20 @@ from .steps import Action, Decision
 
 Stored = Callable[[Segment], bool]
 
+_GAIN = 0.9  # of what is saved: what costs nearly as much may lose
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Method:
-    """A compress entry of the policy. `label` tells two entries with the same compressor apart; `rate` is the share of
-    tokens that it is expected to leave.
+    """A compress entry of the policy. `label` tells two entries with the same compressor apart; `asked` is the share of
+    tokens that it is made to leave, `rate` the share that it is expected to.
     """
 
     label: str
     use: str
     compressor: Compressor
     options: Mapping[str, Any]
+    asked: float
     rate: float
 
 
@@ -51,7 +54,14 @@ def methods_of(policy: Policy, costs: CostModel) -> Iterator[Method]:
             if "target_rate" in option_names(spec.use):
                 options["target_rate"] = rate
         label = f"{spec.use}#{earlier + 1}" if earlier else spec.use
-        yield Method(label=label, use=spec.use, compressor=compressor, options=options, rate=rate)
+        yield Method(
+            label=label,
+            use=spec.use,
+            compressor=compressor,
+            options=options,
+            asked=rate,
+            rate=costs.reached_rate(spec.use, rate),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,7 +166,7 @@ class Decider:
         if saved <= 0:
             return "has nothing to take away" if method.compressor.lossless else "is used up by max_removed"
         cost, saving = self.costs.compress_ms(method.use, tokens), saved * self.token_ms
-        return f"would cost {cost:.1f} ms and save {saving:.1f} ms" if cost >= saving else None
+        return f"would cost {cost:.1f} ms and save {saving:.1f} ms" if cost >= _GAIN * saving else None
 
 
 def leaves(method: Method, tokens: int) -> int:

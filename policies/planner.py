@@ -93,8 +93,9 @@ def _compressions(decisions: Sequence[Decision], decider: Decider) -> Iterator[S
                 segments=frozenset(chosen),
                 tokens_before=sum(before),
                 tokens_after=sum(after),
-                predicted_ms=sum(decider.costs.compress_ms(method.use, tokens) for tokens in before),
+                predicted_ms=decider.costs.compress_ms(method.use, sum(before)),
                 saved_ms=(sum(before) - sum(after)) * decider.token_ms,
+                asked_rate=method.asked,
             )
 
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...compressors.context import Score
-from ...policies import Plan, Policy
+from ...policies import CostModel, Ledger, Line, Plan, Policy
+from ...policies.ledger import measured_prefill
 from ...prompt import BadRequest, Path, Prompt, Report, Usage
 
 if TYPE_CHECKING:
@@ -122,6 +123,12 @@ class Backend(ABC):
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self.ledger = Ledger(CostModel() if self.kv_reuse else CostModel.upstream())
+        """What requests to it took; the pipeline writes it."""
+
+    def costs(self) -> CostModel:
+        """What prompts for this backend cost, as far as is known now."""
+        return measured_prefill(self.ledger.costs(), self.prefill_cost())
 
     async def start(self) -> None:  # noqa: B027 - nothing to do is a fine start
         """Get ready to answer; called once, in the background of a server that is already alive."""
@@ -201,6 +208,10 @@ class Backend(ABC):
     @abstractmethod
     async def models(self) -> Sequence[ModelCard]:
         """The models that this backend serves, as far as it knows them."""
+
+    def prefill_cost(self) -> Line | None:
+        """What the backend measured of its own prefill, up to date; None where it measures nothing."""
+        return None
 
     @abstractmethod
     def count_tokens(self, text: str) -> int:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from ...backend_engine.types import GenerationRequest
 from ...compressors.context import Score
+from ...policies import Line
 from ...policies.schema import EmbeddedBackend as EngineSpec
 from ...prompt import (
     BadRequest,
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from .engine_room import EngineRoom, Tokens
     from .reuse_control import Decided
 
+_KEYS = 1024  # before a row of a prompt, for a straight line of what rows cost
 _DRAIN_S = 2.0
 
 
@@ -128,6 +130,14 @@ class EmbeddedBackend(Backend):
     async def models(self) -> Sequence[ModelCard]:
         limit = None if self._room is None else self._room.limit
         return [ModelCard(id=model, owned_by="promptsluice", context=limit) for model in self._spec.models]
+
+    def prefill_cost(self) -> Line | None:
+        measured = {} if self._room is None else self._room.control.readings()
+        if "reuse_cost_row_s" not in measured:
+            return None
+        # What a row costs grows with the keys before it.
+        row_s = measured["reuse_cost_row_s"] + _KEYS * measured.get("reuse_cost_pair_s", 0.0)
+        return Line(1000 * measured.get("reuse_cost_step_s", 0.0), 1000 * row_s)
 
     def count_tokens(self, text: str) -> int:
         room = self._room

@@ -365,3 +365,16 @@ def test_no_key_in_any_log(gateway: Gateway, upstream: Upstream) -> None:
     text = gateway.log.read_text() + http.get(f"{gateway.url}/metrics").text
     assert "httpcore" in text, "the debug level is on"
     assert UPSTREAM_KEY not in text and "gw-test-key-0815" not in text
+
+
+def test_the_wait_for_first_tokens_tells_what_prefill_costs(gateway: Gateway, upstream: Upstream) -> None:
+    def cost() -> float:
+        return gateway.metric('promptsluice_cost_token_ms{backend="far",what="prefill"}')
+
+    assumed = cost()
+    for size in range(100, 2000, 190):
+        told = {**USAGE, "prompt_tokens": size}
+        used = b"data: " + json.dumps({"id": "c", "choices": [], "usage": told}).encode() + b"\n\n"
+        upstream.answer(answers(chunk("a", finish="stop"), used, DONE))
+        events(gateway, stream_options={"include_usage": True})
+    assert cost() != assumed
