@@ -6,6 +6,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
@@ -20,6 +21,7 @@ from . import (
     routes_health,
     routes_messages,
     routes_models,
+    routes_openapi,
     routes_responses,
     routes_tokenize,
 )
@@ -28,7 +30,9 @@ from .edge import Edge, error_headers, log
 from .errors import on_the_wire
 from .house import Sluice
 from .metrics import Metrics
+from .openapi.document import document
 from .reload import watching
+from .wire import dumps
 
 # A slow line may need a minute for a large prompt; a client that drips bytes must not hold a place for ever.
 _BODY_S = 120.0
@@ -43,6 +47,7 @@ _ROUTES = (
     routes_models,
     routes_collections,
     routes_health,
+    routes_openapi,
 )
 
 
@@ -71,6 +76,7 @@ def create_app(
     app = FastAPI(title="promptsluice", lifespan=lifespan, redirect_slashes=False, openapi_url=None)
     for routes in _ROUTES:
         app.include_router(routes.router)
+    app.state.openapi = dumps(document(app.routes))
     app.add_exception_handler(PromptsluiceError, _own_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(RequestValidationError, _validation_error)
@@ -97,7 +103,15 @@ async def _http_error(request: Request, error: Exception) -> Response:
     code = {404: "route_not_found", 405: "method_not_allowed"}.get(error.status_code)
     path = f"{request.method} {request.url.path[:200]}"
     message = f"there is no {path}" if error.status_code == 404 else f"{path}: {error.detail}"
-    return _wire_error(request, error.status_code, message, code=code, headers=error.headers)
+    headers = {"allow": _methods_of(request.url.path)} if error.status_code == 405 else error.headers
+    return _wire_error(request, error.status_code, message, code=code, headers=headers)
+
+
+def _methods_of(path: str) -> str:
+    """All methods of a path; Starlette tells those of the first route only."""
+    known = (route for routes in _ROUTES for route in routes.router.routes if isinstance(route, APIRoute))
+    methods = {method for route in known if route.path_regex.match(path) for method in route.methods or ()}
+    return ", ".join(sorted(methods))
 
 
 async def _validation_error(request: Request, error: Exception) -> Response:

@@ -17,14 +17,16 @@ if TYPE_CHECKING:
 router = APIRouter()
 
 
-@router.api_route("/healthz", methods=["GET", "HEAD"])
+@router.head("/healthz", include_in_schema=False)
+@router.get("/healthz")
 async def healthz(sluice: House) -> Response:
     """200 while the server lives; 503 when an engine hangs, which only a restart mends."""
     ok = sluice.healthy()
     return Response(dumps({"status": "ok" if ok else "hung"}), 200 if ok else 503, media_type="application/json")
 
 
-@router.api_route("/readyz", methods=["GET", "HEAD"])
+@router.head("/readyz", include_in_schema=False)
+@router.get("/readyz")
 async def readyz(request: Request, sluice: House) -> Response:
     """200 when every backend can answer; else 503 with the reason for each that cannot.
 

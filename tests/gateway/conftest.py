@@ -1,6 +1,7 @@
 """Fixtures of the gateway tests: one upstream and one gateway process a session, and one on the real model."""
 
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -8,6 +9,7 @@ import openai
 import pytest
 
 from .harness import PATIENCE_S, UPSTREAM_KEY, Gateway, Upstream, start_gateway, stop_gateway
+from .provider import provide
 
 if TYPE_CHECKING:
     import anthropic
@@ -58,6 +60,33 @@ policies:
   alike: {{extends: off, cache: {{similarity: 0.9}}}}
   alike-too: {{extends: off, cache: {{similarity: 0.91}}}}
 """
+MIXED_CONFIG = """
+version: 1
+default_policy: off
+backends:
+  echo: {{kind: openai, base_url: "http://127.0.0.1:9/v1", models: [echo]}}
+  tiny: {{kind: embedded, model: {root}/tiny, kv_memory: 16MiB, threads: 1}}
+  far:
+    kind: openai
+    base_url: http://127.0.0.1:{port}/v1
+    models: [far]
+    breaker: {{failures: 0}}
+  lame:
+    kind: openai
+    base_url: http://127.0.0.1:9/v1
+    models: [lame]
+    breaker: {{failures: 0}}
+    fallbacks: [{{backend: far, model: far}}]
+collections: {{root: {root}/collections}}
+kv_cache: {{path: {root}/kv, ram: 1MiB, disk: 0}}
+"""
+# Lays out all that clients send; the comment is what its dialect of tool calls is recognised by.
+TEMPLATE = (
+    "{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}"
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content or '' }}"
+    "{% for call in m.tool_calls or [] %}{{ call.function | tojson }}{% endfor %}<|im_end|>\n{% endfor %}"
+    "{# <tool_call> #}"
+)
 MODEL = "smollm2-135m-instruct"
 ENGINE_CONFIG = """
 version: 1
@@ -99,6 +128,35 @@ def gateway(upstream: Upstream, tmp_path_factory: pytest.TempPathFactory) -> Ite
     policy_file = root / "policy.yaml"
     policy_file.write_text(CONFIG.format(port=upstream.port, root=root))
     running = start_gateway(policy_file, log_level="debug", TEST_UPSTREAM_KEY=UPSTREAM_KEY)
+    yield running
+    stop_gateway(running)
+
+
+@pytest.fixture(scope="session")
+def provider() -> Iterator[Upstream]:
+    """An upstream that behaves well."""
+    server = Upstream()
+    server.answer(provide)
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="session")
+def mixed(
+    provider: Upstream, tiny_model: Callable[..., Path], smollm2_dir: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Gateway]:
+    """What clients meet: an echo, a well-behaved upstream, and the embedded engine on random weights with a real
+    tokenizer and tools.
+    """
+    root = tmp_path_factory.mktemp("mixed")
+    weights = tiny_model("Llama", vocab_size=49_160, hidden_size=48, num_hidden_layers=1, tie_word_embeddings=True)
+    shutil.copytree(weights, root / "tiny")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(smollm2_dir / name, root / "tiny")
+    (root / "tiny" / "chat_template.jinja").write_text(TEMPLATE)
+    policy_file = root / "policy.yaml"
+    policy_file.write_text(MIXED_CONFIG.format(port=provider.port, root=root))
+    running = start_gateway(policy_file, OMP_WAIT_POLICY="PASSIVE")
     yield running
     stop_gateway(running)
 
