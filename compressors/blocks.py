@@ -6,9 +6,12 @@ lines.
 """
 
 import re
+from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass, replace
 from enum import Enum, auto
+
+from .structure.marks import marked_spans
 
 
 class LineKind(Enum):
@@ -103,7 +106,7 @@ def lines_of(text: str) -> list[Line]:
             continue  # the empty match right behind a run of blank lines
         lines.append(Line(match.start(), match.end(), _SIMPLE.get(match.lastgroup or "", LineKind.TEXT)))
         marks.append(match.lastgroup)
-    for pass_ in (_fences, _regions, _numbered, _indented, _paragraphs):
+    for pass_ in (_fences, _marked, _regions, _numbered, _indented, _paragraphs):
         pass_(text, lines, marks)
     return lines
 
@@ -128,6 +131,13 @@ def _fences(text: str, lines: list[Line], marks: list[str | None]) -> None:
             opened = None
     if opened is not None:
         _mark(lines, opened[0], len(lines), LineKind.FENCED)
+
+
+def _marked(text: str, lines: list[Line], marks: list[str | None]) -> None:
+    """Tables, folds and templates that a text was written as (see structure/)."""
+    starts = [line.start for line in lines]
+    for start, end in marked_spans(text):
+        _mark(lines, bisect_left(starts, start), bisect_left(starts, end))
 
 
 def _regions(text: str, lines: list[Line], marks: list[str | None]) -> None:

@@ -12,6 +12,7 @@ from .blocks import AS_IT_IS, REFERENCE, LineKind, lines_of
 from .jsonscan import documents
 from .result import Span
 from .spans import union
+from .structure.marks import marked_spans
 
 CATEGORIES = frozenset({"code", "json", "table", "url", "email", "identifier", "number", "date", "quote"})
 """What can be protected. `code` is also grep output, diffs, traces and inline code; `identifier` is also paths, hashes,
@@ -88,11 +89,12 @@ _REFERENCE = re.compile(rf"^{REFERENCE}", re.MULTILINE)
 def protected_spans(text: str, *, categories: Iterable[str] = CATEGORIES) -> tuple[Span, ...]:
     """The spans of `text` that must survive verbatim: ascending, disjoint, with at least a gap of one character.
 
-    References to repeated blocks are always among them.
+    References to repeated blocks, and what structure/ has written shorter, are always among them.
     """
     wanted = frozenset(categories)
     assert wanted <= CATEGORIES, f"unknown categories {sorted(wanted - CATEGORIES)}"
     found: list[Span] = [match.span() for match in _REFERENCE.finditer(text)]
+    found += marked_spans(text)
     if wanted & {"code", "table"}:
         found += _line_spans(text, wanted)
     if "json" in wanted:

@@ -33,6 +33,18 @@ class Rewrite:
         """Only these spans, ascending; neighbours that touch become one."""
         return cls(tuple(touching_joined(spans)), note)
 
+    @classmethod
+    def of_pieces(cls, pieces: Iterable[Piece]) -> "Rewrite":
+        """These pieces, kept spans ascending; neighbouring spans that touch become one."""
+        joined: list[Piece] = []
+        for piece in pieces:
+            last = joined[-1] if joined else ""
+            if isinstance(piece, str) or isinstance(last, str) or last[1] != piece[0]:
+                joined.append(piece)
+            else:
+                joined[-1] = (last[0], piece[1])
+        return cls(tuple(piece for piece in joined if isinstance(piece, str) or piece[0] < piece[1]))
+
     @property
     def kept(self) -> tuple[Span, ...]:
         """The kept spans of the source; neighbours that touch are one span unless a text was put in between."""

@@ -6,14 +6,17 @@ two spaces at the end of a line of text, which are a line break in Markdown.
 
 import re
 from bisect import bisect_left
+from collections.abc import Iterator
 
 from .blocks import AS_IT_IS, Line, LineKind, lines_of
 from .jsonscan import dense_spans, documents
-from .result import Rewrite, Span
+from .result import Piece, Rewrite, Span
 from .spans import without
+from .structure.tables import MARK, table_of
 
 _FENCE = re.compile("```|~~~")
 _ENDS_LINE = re.compile(r"[ \t\r]*(?:\n|\Z)")
+_NEXT_LINE = re.compile(r"[ \t\r]*+\n[ \t]*+")
 _SMALLEST_DOCUMENT = 40
 
 
@@ -59,21 +62,48 @@ def _end_holes(text: str, line: Line, below: Line) -> list[Span]:
     return [(start, end)] if start < end else []
 
 
-def without_json_layout(text: str) -> Rewrite:
-    """Leave out the white space between the tokens of JSON documents. Idempotent.
+def without_json_layout(text: str, *, tables: bool = False) -> Rewrite:
+    """Leave out the white space between the tokens of JSON documents; with `tables`, write those of like objects as
+    tables (see structure/tables.py). Idempotent.
 
     Only documents that take whole lines, begin at most three columns in, and stand in no fence.
     """
-    fenced = [line.start for line in lines_of(text) if line.kind is LineKind.FENCED] if _FENCE.search(text) else []
-    kept: list[Span] = []
+    tables = tables and MARK.search(text) is None
+    pieces: list[Piece] = []
     done = 0
+    for group in _on_following_lines(text, _whole_line_documents(text)):
+        table = table_of([text[start:end] for start, end in group]) if tables else None
+        if table is not None:
+            pieces += [(done, group[0][0]), table]
+            done = group[-1][1]
+            continue
+        for start, end in group:
+            if end - start >= _SMALLEST_DOCUMENT:
+                table = table_of([text[start:end]]) if tables else None
+                pieces += [(done, start), *([table] if table else dense_spans(text, start, end))]
+                done = end
+    return Rewrite.of_pieces([*pieces, (done, len(text))])
+
+
+def _whole_line_documents(text: str) -> Iterator[Span]:
+    fenced = [line.start for line in lines_of(text) if line.kind is LineKind.FENCED] if _FENCE.search(text) else []
     for start, end in documents(text):
         line = text.rfind("\n", 0, start) + 1
         alone = start - line < 4 and not text[line:start].strip() and _ENDS_LINE.match(text, end)
-        if alone and end - start >= _SMALLEST_DOCUMENT and not _among(line, fenced):
-            kept += [(done, start), *dense_spans(text, start, end)]
-            done = end
-    return Rewrite.of_kept([*kept, (done, len(text))])
+        if alone and not _among(line, fenced):
+            yield start, end
+
+
+def _on_following_lines(text: str, places: Iterator[Span]) -> Iterator[list[Span]]:
+    """The places in groups of which each begins on the line behind the one before."""
+    group: list[Span] = []
+    for start, end in places:
+        if group and not _NEXT_LINE.fullmatch(text, group[-1][1], start):
+            yield group
+            group = []
+        group.append((start, end))
+    if group:
+        yield group
 
 
 def _among(value: int, ascending: list[int]) -> bool:

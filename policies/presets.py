@@ -12,7 +12,7 @@ PRESETS: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
             "description": "nothing is done: the bytes go out as they came; the engine's prefix cache stays",
         },
         "lossless": {
-            "description": "white space, JSON spacing and exact repeats of blocks; nothing is lost",
+            "description": "white space, JSON spacing and exact repeats of blocks and lines; nothing is lost",
             "compress": (_LOSSLESS,),
             "min_prompt_tokens": 64,
         },
