@@ -5,7 +5,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 # Extra arguments for pip, for example a private index.
 PIP_EXTRA ?=
-CONFIG ?=
+# Whose clients choose their policy: for your own machine.
+CONFIG ?= examples/policies/local.yaml
 DOCS ?=
 ARGS ?=
 # How many processes run tests. Each wants a core and up to 3 GB of memory.
@@ -41,7 +42,7 @@ models: install ## Fetch the default chat model and embedder into the cache
 	$(BIN)/promptsluice models pull all-minilm-l6-v2
 
 serve: models ## Start the gateway on the embedded model (CONFIG=policies.yaml for your own policy file)
-	$(BIN)/promptsluice serve $(if $(CONFIG),--config $(CONFIG)) $(ARGS)
+	$(BIN)/promptsluice serve --config $(CONFIG) $(ARGS)
 
 demo: models ## Ask ten questions under three policies and print the table (DOCS=folder of Markdown)
 	$(BIN)/promptsluice demo $(if $(DOCS),--docs $(DOCS)) $(ARGS)

@@ -14,10 +14,9 @@ from .context import CompressionContext
 from .options import check_options, kinds, option, rate, some_of, whole
 from .protect import CATEGORIES, SCAN_SPEED, protected_spans
 from .question import question_finder
-from .result import Change, Compression, Rewrite, Span
+from .result import FAILED_NOTE, LATE_NOTE, Change, Compression, Rewrite, Span
 
 _log = logging.getLogger(__name__)
-_LATE = "deadline reached"
 FLOOR_NOTE = "the target rate was missed: what must stay is more than that"
 _OPEN_KINDS = frozenset({Kind.DOCUMENT, Kind.HISTORY, Kind.INSTRUCTION, Kind.TOOL_RESULT, Kind.OTHER})
 
@@ -115,7 +114,7 @@ class Compressor(ABC):
             if tokens >= self.min_tokens:
                 protected = self.protected(segment.text)
                 tasks.append(Task(segment=segment, question=question_of(segment), tokens=tokens, protected=protected))
-        return tasks, [f"{_LATE}: {late} segments left as they were"] if late else []
+        return tasks, [f"{LATE_NOTE}: {late} segments left as they were"] if late else []
 
     def _open(self, segment: Segment) -> bool:
         return segment.rewritable and segment.kind in self.kinds and not segment.text.isspace() and bool(segment.text)
@@ -124,9 +123,9 @@ class Compressor(ABC):
         """Accept a rewrite only if it keeps its promises and pays."""
         rewrite = rewrites.get(task.segment.id)
         if rewrite is None:
-            return _change(task, Rewrite.whole(task.text, note=_LATE if context.expired() else ""), task.tokens)
+            return _change(task, Rewrite.whole(task.text, note=LATE_NOTE if context.expired() else ""), task.tokens)
         if not covers(rewrite.kept, task.protected):
-            note = f"{self.name} lost protected text; the original was kept"
+            note = f"{self.name} lost protected text; {FAILED_NOTE}"
             _log.error("%s lost protected text in a segment of kind %s", self.name, task.segment.kind)
             return _change(task, Rewrite.whole(task.text, note=note), task.tokens)
         text = rewrite.text(task.text)
@@ -176,7 +175,7 @@ class LossyOptions(Compressor):
 def failure_note(name: str, error: Exception) -> str:
     """Log a compressor's failure and say it in a few words that quote nothing of the prompt."""
     _log.warning("compressor %s failed; the original text is used", name, exc_info=error)
-    return f"{name} failed ({type(error).__name__}); the original was kept"
+    return f"{name} failed ({type(error).__name__}); {FAILED_NOTE}"
 
 
 def covers(kept: tuple[Span, ...], wanted: tuple[Span, ...]) -> bool:

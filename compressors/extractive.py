@@ -12,7 +12,7 @@ from .context import CompressionContext
 from .mmr import Floats, mmr_order, normalized
 from .options import option, share
 from .rebuild import Rebuilder
-from .result import Rewrite, Span
+from .result import FAILED_NOTE, LATE_NOTE, Rewrite, Span
 from .sentences import TURN, Unit, units_of
 
 _FIRST_BATCH, _BATCH = 16, 64
@@ -36,7 +36,7 @@ class Extractive(LossyOptions):
     def rewrite(self, job: Job) -> Iterator[tuple[Task, Rewrite]]:
         if job.context.embed is None:
             for task in job.tasks:
-                yield task, Rewrite.whole(task.text, note="extractive needs an embedder; the original was kept")
+                yield task, Rewrite.whole(task.text, note=f"extractive needs an embedder; {FAILED_NOTE}")
             return
         for _, group in itertools.groupby(job.tasks, key=lambda task: task.segment.message):
             if job.context.expired():
@@ -74,7 +74,7 @@ class _Selection:
             keep = self._chosen(vectors, question, seen)
         note = ""
         if seen < len(self._units):
-            note = f"deadline reached: {seen} of {len(self._units)} sentences judged, the rest kept"
+            note = f"{LATE_NOTE}: {seen} of {len(self._units)} sentences judged, the rest kept"
         elif not self._context.expired() and self._size(keep) > self._options.target_rate * self._total:
             note = FLOOR_NOTE
         for n, task in enumerate(self._tasks):

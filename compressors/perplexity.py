@@ -14,7 +14,7 @@ from .budget import most_that_fit
 from .context import CompressionContext
 from .function_words import governing, kept_alone
 from .rebuild import Rebuilder
-from .result import Rewrite, Span
+from .result import FAILED_NOTE, LATE_NOTE, Rewrite, Span
 from .surprise import surprise_of
 
 _CLOSERS = {"(": ")", "[": "]", "{": "}", "（": "）", "【": "】"}
@@ -32,13 +32,13 @@ class Perplexity(LossyOptions, TextCompressor):
 
     def rewrite_text(self, task: Task, *, context: CompressionContext) -> Rewrite:
         if context.score is None:
-            return Rewrite.whole(task.text, note="perplexity needs a scorer; the original was kept")
+            return Rewrite.whole(task.text, note=f"perplexity needs a scorer; {FAILED_NOTE}")
         atoms = atoms_of(task.text, protected=task.protected)
         surprise, scored = surprise_of(task.text, [atom.span for atom in atoms], score=context.score, context=context)
         note = ""
         target = self.target_rate * task.tokens
         if scored < len(task.text):
-            note = f"deadline reached: {scored} of {len(task.text)} characters judged, the rest kept"
+            note = f"{LATE_NOTE}: {scored} of {len(task.text)} characters judged, the rest kept"
             target += (1.0 - self.target_rate) * task.tokens * (len(task.text) - scored) / len(task.text)
         pruning = _Pruning(task, atoms, surprise, scored, context)
         fit = pruning.most(target)

@@ -9,6 +9,12 @@ from ..prompt import Kind, Path, Prompt
 Span = tuple[int, int]
 """Half-open character range `(start, end)` of a source text."""
 
+LATE = "late"
+"""Why a step did not do all that it was asked for: the deadline passed."""
+LATE_NOTE = "deadline reached"
+FAILED_NOTE = "the original was kept"
+"""What notes of such steps say."""
+
 Piece = Span | str
 """A kept span of the source, or a text that was put in."""
 
@@ -146,6 +152,14 @@ class Compression:
     def rate(self) -> float:
         """Tokens after over tokens before in the segments looked at; 1.0 when there were none."""
         return self.tokens_after / self.tokens_before if self.tokens_before else 1.0
+
+    @property
+    def trouble(self) -> str:
+        """A slug for why not all was done that was asked for: `late` or `error`; "" when all went well."""
+        said = self.note
+        if LATE_NOTE in said or TimeoutError.__name__ in said:
+            return LATE
+        return "error" if FAILED_NOTE in said else ""
 
     @property
     def note(self) -> str:

@@ -15,6 +15,7 @@ from .backends.registry import backends_of
 from .metrics import Metrics
 from .optimization import Tools
 from .rooms import Rooms
+from .shadow import Shadows
 from .workers import Workers
 
 
@@ -30,6 +31,7 @@ class Sluice:
         self.readers = Workers("reading", threads=2, waiting=64)
         self.optimizers = Workers("optimizing", threads=2, waiting=64)
         self.librarians = Workers("collection", threads=4, waiting=64)
+        self.shadows = Shadows()
         self.rooms = rooms
         self.rooms.wire(policy_set, backends)
         self.draining = False
@@ -100,14 +102,15 @@ class Sluice:
         await self._unheld.wait()
         kept = set(successor.backends.values())
         await _close([backend for backend in self.backends.values() if backend not in kept])
-        self._close_workers()
+        await self._close_workers()
 
     async def close(self) -> None:
         """Stop everything; requests that still run are cut off."""
         await _close(self.backends.values())
-        self._close_workers()
+        await self._close_workers()
 
-    def _close_workers(self) -> None:
+    async def _close_workers(self) -> None:
+        await self.shadows.close()
         for workers in (self.readers, self.optimizers, self.librarians):
             workers.close()
 

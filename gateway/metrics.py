@@ -10,6 +10,7 @@ from ..prompt import Report, Usage
 from .blend_metrics import BlendCollector
 from .cost_metrics import CostCollector
 from .engine_metrics import BackendCollector, EngineCollector
+from .rollout_metrics import RolloutMetrics, ShadowMetrics
 
 _METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"})
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
@@ -61,8 +62,8 @@ class Metrics:
             "promptsluice_billed_tokens", "Tokens as the backend billed them", (*_WAY, "type"), registry=own
         )
         self._step_failures = Counter(
-            "promptsluice_step_failures", "Optimizer steps that failed; the prompt went on without them",
-            ("policy", "step"), registry=own,
+            "promptsluice_step_failures", "Optimizer steps that failed or were late, and why",
+            ("policy", "step", "why"), registry=own,
         )  # fmt: skip
         self._fallbacks = Counter(
             "promptsluice_fallbacks", "Requests handed to another backend because one could not answer",
@@ -80,6 +81,8 @@ class Metrics:
             "promptsluice_policy_file_accepted", "1 while the policy file as it lies there is in force", registry=own
         )
         self._file_accepted.set(1)
+        self._rollouts = RolloutMetrics(own, seconds=_SECONDS)
+        self.shadows = ShadowMetrics(own, seconds=_SECONDS)
         self.engines = EngineCollector()
         own.register(self.engines)
         self.backends = BackendCollector()
@@ -94,21 +97,23 @@ class Metrics:
         self._http.labels(route, method if method in _METHODS else "other", str(status)).inc()
         self._http_seconds.labels(route).observe(seconds)
 
-    def prepared(self, report: Report, *, failed_steps: Collection[str] = ()) -> None:
+    def prepared(self, report: Report) -> None:
         """Count what the optimizer did to one request."""
         self._overhead.labels(report.policy).observe(report.overhead_ms / 1000)
         self._before.labels(report.policy).observe(report.tokens_in)
         self._after.labels(report.policy).observe(report.tokens_out)
-        for step in failed_steps:
-            self._step_failures.labels(report.policy, step).inc()
+        for step, why in report.failed.items():
+            self._step_failures.labels(report.policy, step, why).inc()
 
     def first_token(self, model: str, report: Report, seconds: float) -> None:
         self._ttft.labels(*self._way(model, report)).observe(seconds)
+        self._rollouts.first_token(report, seconds)
 
     def finished(self, model: str, report: Report, *, outcome: str, usage: Usage | None) -> None:
         """Count one completion: how it ended, what it cost, what was saved."""
         way = self._way(model, report)
         self._completions.labels(*way, outcome).inc()
+        self._rollouts.finished(report, outcome=outcome, usage=usage)
         for what in ("retrieved", "pruned", "cached", "reused", "recomputed"):
             self._saved.labels(*way, what).inc(max(0, getattr(report, what)))
         if usage is not None:

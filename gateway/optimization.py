@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from ..compressors.context import CompressionContext, Count, Embed, Score
 from ..compressors.registry import create
+from ..compressors.result import LATE
 from ..policies import CostModel, Ledger, Plan, Policy, Step, opened, plan
 from ..policies.schema import RetrieveSpec
 from ..prompt import Prompt, PromptsluiceError, Report, Segment, StepReport
@@ -27,6 +28,8 @@ log = logging.getLogger("promptsluice.gateway")
 _LEAST_TIME_S = 1.0
 _MOST_TIME_S = 10.0
 _BATCH = 64
+BUSY = "busy"
+"""Why a step failed, where there was no free worker for it."""
 
 
 class Retriever(Protocol):
@@ -50,12 +53,14 @@ class Tools:
 
 @dataclass(slots=True, kw_only=True)
 class Optimized:
-    """The outcome so far. `plan` is None where there was nothing to plan."""
+    """The outcome so far. `plan` is None where there was nothing to plan; `failed` has the steps that failed or were
+    late, each with a slug that says why.
+    """
 
     prompt: Prompt
     plan: Plan | None = None
     steps: list[StepReport] = field(default_factory=list)
-    failed: list[str] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)
     tokens_in: int = 0
     retrieved: int = 0
     pruned: int = 0
@@ -63,17 +68,18 @@ class Optimized:
     def report_to(self, report: Report) -> None:
         """Fill in the fields of a request's report."""
         report.steps = list(self.steps)
+        report.failed = dict(self.failed)
         report.tokens_in = self.tokens_in
         report.retrieved = self.retrieved
         report.pruned = self.pruned
         report.tokens_out = self.tokens_in + self.retrieved - self.pruned
 
 
-def passed_over(prompt: Prompt, *, reason: str) -> Optimized:
-    """The outcome where nothing could be done at all."""
+def passed_over(prompt: Prompt, *, reason: str, why: str) -> Optimized:
+    """The outcome where nothing could be done at all. `reason` is for a person, `why` a slug."""
     size = sum(estimated_tokens(segment.text) for segment in prompt.segments)
     note = StepReport(name="optimize", ms=0.0, tokens_before=size, tokens_after=size, note=f"passed over: {reason}")
-    return Optimized(prompt=prompt, steps=[note], failed=["optimize"], tokens_in=size)
+    return Optimized(prompt=prompt, steps=[note], failed={"optimize": why}, tokens_in=size)
 
 
 def optimized(prompt: Prompt, policy: Policy, tools: Tools, *, request_id: str) -> Optimized:
@@ -106,10 +112,10 @@ class _Run:
             step()
         except PromptsluiceError as error:
             log.warning("request %s goes on without %s: %s", self._request_id, name, error.message)
-            self._failed(name, began, error.message)
+            self._failed(name, began, error.message, why=error.code or error.type)
         except Exception as error:  # noqa: BLE001 - the optimizer fails open, whatever breaks in it
             log_failure(error, request_id=self._request_id)
-            self._failed(name, began, type(error).__name__)
+            self._failed(name, began, type(error).__name__, why=LATE if isinstance(error, TimeoutError) else "error")
 
     def protect(self) -> None:
         """Cut the prompt anew where the policy opens or closes more than usual."""
@@ -150,6 +156,8 @@ class _Run:
         self.out.prompt = result.prompt
         before, after = result.tokens_before, result.tokens_after
         self.out.pruned += before - after
+        if result.trouble:
+            self.out.failed[step.name] = result.trouble
         self._done(step.name, began, before=before, after=after, predicted_ms=step.predicted_ms, note=result.note)
         if before and time.monotonic() < self._deadline:
             ms = self.out.steps[-1].ms
@@ -169,10 +177,10 @@ class _Run:
     def _size(self, segment: Segment) -> int:
         return self._tools.count(segment.text) if segment.text else 0
 
-    def _failed(self, name: str, began: float, why: str) -> None:
-        self.out.failed.append(name)
+    def _failed(self, name: str, began: float, said: str, *, why: str) -> None:
+        self.out.failed[name] = why
         size = self.out.tokens_in + self.out.retrieved - self.out.pruned
-        self._done(name, began, before=size, after=size, note=f"failed, left as it was: {why}")
+        self._done(name, began, before=size, after=size, note=f"failed, left as it was: {said}")
 
     def _done(
         self, name: str, began: float, *, before: int, after: int, note: str = "", predicted_ms: float | None = None

@@ -1,6 +1,7 @@
 """A request's way, top-down: parse, prepare (match, retrieve, plan, rewrite), dispatch, account. No HTTP in here.
 
-The optimizer fails open: a step that breaks or is late leaves the prompt as it was, and the report and a metric say so.
+A step of the optimizer that breaks or is late leaves the prompt as it was, and the report and a metric say so; where
+the route says `on_failure: closed` the request ends there.
 """
 
 import asyncio
@@ -10,13 +11,26 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ..compressors.result import LATE
 from ..policies import Plan, Resolution
-from ..prompt import BadRequest, ModelUnavailable, Overloaded, Prompt, PromptsluiceError, Report, UpstreamTimeout, Usage
+from ..policies.rollout import beginning
+from ..prompt import (
+    BadRequest,
+    ModelUnavailable,
+    Overloaded,
+    PolicyNotApplied,
+    Prompt,
+    PromptsluiceError,
+    Report,
+    UpstreamTimeout,
+    Usage,
+)
 from .backends.base import Answer, Call, Frame, Stream, estimated_tokens
 from .caller import Caller
+from .edge import log
 from .failover import Ask, C, complete
 from .house import Sluice
-from .optimization import Optimized, optimized, passed_over
+from .optimization import BUSY, Optimized, optimized, passed_over
 from .recall import completed
 from .wire import spliced
 
@@ -50,7 +64,7 @@ async def answer(sluice: Sluice, raw: bytes, caller: Caller) -> Answer | Stream:
     prompt = await parse(sluice, raw)
     resolution = match(sluice, prompt, caller)
     await available(sluice, resolution.backend)
-    prepared = await prepare(sluice, prompt, resolution, request_id=caller.request_id, began=began)
+    prepared = await prepare(sluice, prompt, resolution, request_id=caller.request_id, began=began, shadow=True)
     reply = await dispatch(sluice, prepared, caller)
     return with_account(sluice, prepared, reply, caller)
 
@@ -95,15 +109,32 @@ def match(sluice: Sluice, prompt: Prompt, caller: Caller) -> Resolution:
         headers=caller.headers,
         api_key=caller.api_key,
         prompt_tokens=lambda: sum(estimated_tokens(segment.text) for segment in prompt.segments),
+        conversation=lambda: beginning(prompt),
     )
 
 
 async def prepare(
-    sluice: Sluice, prompt: Prompt, resolution: Resolution, *, request_id: str = "", began: float | None = None
+    sluice: Sluice,
+    prompt: Prompt,
+    resolution: Resolution,
+    *,
+    request_id: str = "",
+    began: float | None = None,
+    shadow: bool = False,
 ) -> Prepared:
-    """Rewrite the prompt by its policy, in a worker thread; what is late or breaks leaves it as it was."""
+    """Rewrite the prompt by its policy, in a worker thread; what is late or breaks leaves it as it was.
+
+    PolicyNotApplied instead, where the route is closed on failures. `shadow`: begin to carry out the policy that the
+    route wants to see, too.
+    """
     start = time.perf_counter()
-    report = Report(policy=resolution.policy_name, backend=resolution.backend, reason=resolution.reason)
+    report = Report(
+        policy=resolution.policy_name,
+        backend=resolution.backend,
+        reason=resolution.reason,
+        rollout=resolution.rollout,
+        group=resolution.group or "",
+    )
     outcome = Optimized(prompt=prompt)
     if resolution.policy.passthrough:
         outcome.tokens_in = sum(estimated_tokens(segment.text) for segment in prompt.segments)
@@ -111,13 +142,31 @@ async def prepare(
         outcome = await _optimized(sluice, prompt, resolution, request_id)
     outcome.report_to(report)
     report.overhead_ms = (time.perf_counter() - start) * 1000
-    sluice.metrics.prepared(report, failed_steps=outcome.failed)
-    return Prepared(
+    sluice.metrics.prepared(report)
+    prepared = Prepared(
         prompt=outcome.prompt,
         resolution=resolution,
         plan=outcome.plan,
         report=report,
         began=start if began is None else began,
+    )
+    if report.failed and resolution.fail_closed:
+        _finished(sluice, prepared, outcome="failed")
+        raise not_applied(report)
+    if report.rollout:
+        log.info("request %s: rollout %s, group %s, policy %s", request_id, report.rollout, report.group, report.policy)
+    if shadow:
+        report.shadow = sluice.shadows.begin(sluice, prompt, resolution, request_id=request_id)
+    return prepared
+
+
+def not_applied(report: Report) -> PolicyNotApplied:
+    """The error where a route is closed on failures. What was late may be in time when it is tried again."""
+    steps = ", ".join(f"{step}: {why}" for step, why in report.failed.items())
+    hopeless = any(why not in (LATE, BUSY) for why in report.failed.values())
+    return PolicyNotApplied(
+        f"the policy {report.policy} could not be carried out ({steps}), and this route sends nothing without it",
+        headers={**report.headers(), **({"x-should-retry": "false"} if hopeless else {})},
     )
 
 
@@ -129,7 +178,8 @@ async def _optimized(sluice: Sluice, prompt: Prompt, resolution: Resolution, req
             timeout_s=max(_OPTIMIZE_S, policy.rewrite_timeout or 0),
         )
     except (TimeoutError, Overloaded) as error:
-        return passed_over(prompt, reason="late" if isinstance(error, TimeoutError) else "no free worker")
+        late = isinstance(error, TimeoutError)
+        return passed_over(prompt, reason="late" if late else "no free worker", why=LATE if late else BUSY)
 
 
 async def dispatch(sluice: Sluice, prepared: Prepared, caller: Caller) -> Answer | Stream:

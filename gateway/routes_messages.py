@@ -42,7 +42,9 @@ async def create_message(request: Request, sluice: House, caller: Known) -> Resp
     asked = await _read(sluice, await request.body())
     resolution = pipeline.match(sluice, asked.prompt, caller)
     await pipeline.available(sluice, resolution.backend)
-    prepared = await pipeline.prepare(sluice, asked.prompt, resolution, request_id=caller.request_id, began=began)
+    prepared = await pipeline.prepare(
+        sluice, asked.prompt, resolution, request_id=caller.request_id, began=began, shadow=True
+    )
     call = _call(asked, prepared, caller, prompt=prepared.prompt, plan=prepared.plan)
     reply = await pipeline.replied(
         sluice, prepared, call, ask=lambda backend, one: _ask(sluice, backend, one, asked.chat)

@@ -9,6 +9,7 @@ from .match import Resolution
 from .openness import opened
 from .planner import Count, plan
 from .policyset import PolicySet
+from .rollout import beginning
 from .steps import Plan
 
 
@@ -44,7 +45,7 @@ def explain(
         count = count_for(next(iter(policies.backends)))
         return sum(count(segment.text) for segment in prompt.segments)
 
-    resolution = policies.resolve(model, headers=headers, prompt_tokens=size)
+    resolution = policies.resolve(model, headers=headers, prompt_tokens=size, conversation=lambda: beginning(prompt))
     if policy is not None:
         chosen = policies.policy(policy)
         resolution = replace(resolution, policy=chosen, policy_name=policy, reason="asked for")

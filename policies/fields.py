@@ -13,6 +13,13 @@ KindName = Annotated[Kind, Strict(False)]
 Text = Annotated[str, Field(min_length=1)]
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 Share = Annotated[float, Field(gt=0, le=1)]
+Percent = Annotated[float, Field(ge=0, le=100)]
+
+
+def _slug(value: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9._-]{1,64}", value):
+        raise ValueError("must be up to 64 ASCII letters, digits, '-', '_' and '.'")
+    return value
 
 
 def _environment_name(value: str) -> str:
@@ -64,6 +71,8 @@ def _policy_names(value: Any) -> Any:
 Option = Annotated[Any, AfterValidator(_option)]
 PolicyNames = Annotated[Items[Text], BeforeValidator(_policy_names)]
 EnvironmentName = Annotated[str, AfterValidator(_environment_name)]
+Slug = Annotated[str, AfterValidator(_slug)]
+"""Travels in headers and metrics."""
 Sha256 = Annotated[str, AfterValidator(_sha256)]
 RedisURL = Annotated[str, AfterValidator(_redis_url)]
 BaseURL = Annotated[str, AfterValidator(_base_url)]

@@ -5,7 +5,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from .schema import Backend, MatchSpec, Policy
+from ..prompt import Forbidden, UnknownPolicy
+from .rollout import Group, drawn, name_of
+from .schema import Backend, MatchSpec, Policy, RolloutSpec
 
 POLICY_HEADER = "x-promptsluice-policy"
 
@@ -15,7 +17,9 @@ class Resolution:
     """Where a request goes and what may be done to it.
 
     `model` has no policy suffix any more. `reason` says, for a person, why this policy. `route` is the index of the
-    matched route in the file, `key_name` the name of the API key where the file names it.
+    matched route in the file, `key_name` the name of the API key where the file names it. `rollout` and `group`: of
+    which staged rollout the request is part, and how. `shadow` names another policy that is tried beside it.
+    `fail_closed`: the request is refused where the policy cannot be carried out.
     """
 
     model: str
@@ -25,17 +29,34 @@ class Resolution:
     reason: str
     route: int | None = None
     key_name: str | None = None
+    rollout: str = ""
+    group: Group | None = None
+    shadow: str | None = None
+    fail_closed: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    """A policy's name, why it was chosen, and the draw where there was one."""
+
+    name: str
+    reason: str
+    rollout: str = ""
+    group: Group | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What routes can see of a request. Header names in lower case; `prompt_tokens` is called only when needed."""
+    """What routes can see of a request. Header names in lower case; `prompt_tokens` and `conversation`, which tells
+    conversations apart, are called only when needed. Without the latter the request is part of no rollout.
+    """
 
     model: str
     headers: Mapping[str, str]
     key_name: str | None
     key_sha256: str | None
     prompt_tokens: Callable[[], int]
+    conversation: Callable[[], bytes] | None = None
 
 
 def digest(api_key: str) -> str:
@@ -58,6 +79,31 @@ def matches(match: MatchSpec, facts: Facts) -> bool:
         return True
     tokens = facts.prompt_tokens()
     return match.prompt_tokens.min <= tokens and (match.prompt_tokens.max is None or tokens <= match.prompt_tokens.max)
+
+
+def chosen_by_client(asked: str, how: str, *, own: Chosen, policies: Mapping[str, Policy]) -> Chosen:
+    """What a client asks for, where the policy that the file chooses lets it; such a request is part of no rollout.
+
+    Forbidden else, and UnknownPolicy for a name that there is not. Names are listed only to who may choose among them.
+    """
+    allowed = policies[own.name].allow_client_policy
+    if asked != own.name and allowed != ("*",) and asked not in allowed:
+        may = ", ".join((own.name, *allowed))
+        message = f"policy {asked[:80]!r} may not be chosen here; allowed: {may}"
+        raise Forbidden(f"{message} (see allow_client_policy in the policy file)", code="policy_not_allowed")
+    if asked not in policies:
+        raise UnknownPolicy(f"unknown policy {asked[:80]!r}; known: {', '.join(policies)}", param="policy")
+    return Chosen(name=asked, reason=how)
+
+
+def drawn_into(spec: RolloutSpec, facts: Facts, *, own: Chosen) -> Chosen:
+    """What the file chooses, or the policy that is rolled out, where the draw falls on this conversation or key."""
+    if facts.conversation is None:
+        return own
+    group = drawn(spec, key_sha256=facts.key_sha256, conversation=facts.conversation())
+    name = spec.policy if group is Group.ROLLOUT else own.name
+    reason = f"{own.reason}, group {group} of rollout {name_of(spec)}"
+    return Chosen(name=name, reason=reason, rollout=name_of(spec), group=group)
 
 
 def split_suffix(model: str, *, is_model: Callable[[str], bool], is_policy: Callable[[str], bool]) -> tuple[str, str]:

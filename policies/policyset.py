@@ -6,10 +6,21 @@ from dataclasses import dataclass, field
 from pathlib import Path as FilePath
 from typing import Self
 
-from ..prompt import ConfigError, Forbidden, Unauthorized, UnknownModel, UnknownPolicy
+from ..prompt import ConfigError, Unauthorized, UnknownModel, UnknownPolicy
 from .inherit import merged
 from .load import PolicyFileError, parse_policy_text, read_policy_text
-from .match import POLICY_HEADER, Facts, Resolution, digest, matches, serving, split_suffix
+from .match import (
+    POLICY_HEADER,
+    Chosen,
+    Facts,
+    Resolution,
+    chosen_by_client,
+    digest,
+    drawn_into,
+    matches,
+    serving,
+    split_suffix,
+)
 from .presets import PRESETS
 from .schema import (
     ApiKeySpec,
@@ -26,8 +37,9 @@ from .schema import (
 from .yamltree import Path, Problem, Tree
 
 BUILT_IN = "<policy>"
-_SHARED_PASSWORD: Path = ("kv_cache", "shared", "password_env")
 """Stands for the file's name in errors about text that is in no file."""
+_SHARED_PASSWORD: Path = ("kv_cache", "shared", "password_env")
+_NO_ROUTE = None, RouteSpec(on_failure="open")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,12 +120,14 @@ class PolicySet:
         headers: Mapping[str, str] | None = None,
         api_key: str | None = None,
         prompt_tokens: int | Callable[[], int] = 0,
+        conversation: Callable[[], bytes] | None = None,
     ) -> Resolution:
         """Policy and backend of a request.
 
         Policy: the header `x-promptsluice-policy`, else the model's suffix, else the first matching route, else the
         default. Backend: the route's, else one that lists the model, else an upstream without a list.
-        `prompt_tokens` may be a function; it is called only when a route asks for the size.
+        `prompt_tokens` may be a function; it is called only when a route asks for the size. `conversation` gives what
+        tells conversations apart (rollout.py); what has none takes part in no rollout.
         Raises UnknownPolicy, UnknownModel, and Forbidden when the client may not choose the policy that it asks for.
         """
         lowered = {name.lower(): value for name, value in (headers or {}).items()}
@@ -127,37 +141,34 @@ class PolicySet:
             key_name=entry.name if entry else None,
             key_sha256=digest(api_key) if api_key else None,
             prompt_tokens=prompt_tokens if callable(prompt_tokens) else lambda: prompt_tokens,
+            conversation=conversation,
         )
-        route = next((i for i, route in enumerate(self.routes) if matches(route.match, facts)), None)
-        name, reason = self._choose(lowered.get(POLICY_HEADER, "").strip(), suffix, route)
+        place, route = next(((i, one) for i, one in enumerate(self.routes) if matches(one.match, facts)), _NO_ROUTE)
+        own = Chosen(name=self.default_policy, reason="default_policy")
+        if place is not None and route.policy is not None:
+            own = Chosen(name=route.policy, reason=f"route {place + 1}")
+        header = lowered.get(POLICY_HEADER, "").strip()
+        if header or suffix:
+            how = f"header {POLICY_HEADER}" if header else "model suffix"
+            chosen = chosen_by_client(header or suffix, how, own=own, policies=self.policies)
+        else:
+            chosen = own if route.rollout is None else drawn_into(route.rollout, facts, own=own)
         return Resolution(
             model=base,
-            backend=self._backend(base, route),
-            policy=self.policy(name),
-            policy_name=name,
-            reason=reason,
-            route=route,
+            backend=route.backend or self._backend(base),
+            policy=self.policy(chosen.name),
+            policy_name=chosen.name,
+            reason=chosen.reason,
+            route=place,
             key_name=facts.key_name,
+            rollout=chosen.rollout,
+            group=chosen.group,
+            shadow=None if route.shadow == chosen.name else route.shadow,
+            fail_closed=route.on_failure == "closed",
         )
 
-    def _choose(self, header: str, suffix: str, route: int | None) -> tuple[str, str]:
-        """(policy name, reason)"""
-        own, why = self.default_policy, "default_policy"
-        if route is not None and (chosen := self.routes[route].policy) is not None:
-            own, why = chosen, f"route {route + 1}"
-        asked, how = (header, f"header {POLICY_HEADER}") if header else (suffix, "model suffix")
-        if not asked:
-            return own, why
-        self.policy(asked)
-        allowed = self.policies[own].allow_client_policy
-        if asked != own and allowed != ("*",) and asked not in allowed:
-            may = ", ".join((own, *allowed))
-            raise Forbidden(f"policy {asked!r} may not be chosen here; allowed: {may}", code="policy_not_allowed")
-        return asked, how
-
-    def _backend(self, model: str, route: int | None) -> str:
-        chosen = self.routes[route].backend if route is not None else None
-        found = chosen or serving(model, self.backends)
+    def _backend(self, model: str) -> str:
+        found = serving(model, self.backends)
         if found is None:
             known = ", ".join(self.model_names())
             raise UnknownModel(f"the model {model[:80]!r} does not exist; known: {known}", param="model")

@@ -30,6 +30,9 @@ def check_references(data: Mapping[str, Any]) -> Iterator[Complaint]:
     for i, route in enumerate(_sequence(data, "routes")):
         if isinstance(route, Mapping):
             yield from _known(route.get("policy"), ("routes", i, "policy"), "policy", names)
+            yield from _known(route.get("shadow"), ("routes", i, "shadow"), "policy", names)
+            rolled = _mapping(route, "rollout").get("policy")
+            yield from _known(rolled, ("routes", i, "rollout", "policy"), "policy", names)
             yield from _known(route.get("backend"), ("routes", i, "backend"), "backend", backends)
             key = _mapping(route, "match").get("api_key")
             yield from _known(

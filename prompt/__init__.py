@@ -11,6 +11,7 @@ from .errors import (
     NotFound,
     Overloaded,
     PayloadTooLarge,
+    PolicyNotApplied,
     PromptsluiceError,
     StorageFull,
     Unauthorized,
@@ -22,7 +23,7 @@ from .errors import (
 )
 from .prompt import Prompt
 from .segment import Kind, Path, Segment
-from .usage import Report, StepReport, Usage
+from .usage import Report, ShadowReport, StepReport, Usage
 
 __all__ = [
     "BadRequest",
@@ -36,11 +37,13 @@ __all__ = [
     "Overloaded",
     "Path",
     "PayloadTooLarge",
+    "PolicyNotApplied",
     "Prompt",
     "PromptsluiceError",
     "Protection",
     "Report",
     "Segment",
+    "ShadowReport",
     "StepReport",
     "StorageFull",
     "Unauthorized",

@@ -16,7 +16,8 @@
     ├── UpstreamTimeout          504  upstream_error, code upstream_timeout
     ├── Overloaded               503  overloaded_error, Retry-After
     ├── ModelUnavailable         503  the weights are not here and cannot be had
-    └── StorageFull              507  storage_full
+    ├── StorageFull              507  storage_full
+    └── PolicyNotApplied         500  code policy_not_applied
 
 Foreign errors (httpx, OSError, pydantic, torch) are translated into these at the seam where they arise, `from exc`.
 """
@@ -176,3 +177,9 @@ class StorageFull(PromptsluiceError):
 
     status = 507
     default_code = "storage_full"
+
+
+class PolicyNotApplied(PromptsluiceError):
+    """A step of the policy failed or was late, and the request's route lets nothing through without it."""
+
+    default_code = "policy_not_applied"

@@ -35,13 +35,38 @@ class StepReport:
 
 
 @dataclass(slots=True, kw_only=True)
+class ShadowReport:
+    """What a policy would have done that was carried out beside a request, but not sent.
+
+    `state`: "running" until it has ended; "done", "failed" (`failed` has the steps, and why), or "dropped" where there
+    was no room for it.
+    """
+
+    policy: str
+    state: str = "running"
+    tokens_in: int = 0
+    tokens_out: int = 0
+    ms: float = 0.0
+    steps: list[StepReport] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def header(self) -> str:
+        """For a response header, as `balanced=1200>640` once it has ended, else `balanced=running`."""
+        ended = self.state in ("done", "failed")
+        return f"{self.policy}={f'{self.tokens_in}>{self.tokens_out}' if ended else self.state}"
+
+
+@dataclass(slots=True, kw_only=True)
 class Report:
     """What was done to one request. Filled along the pipeline, then read by headers, metrics and the response field.
 
     `tokens_in` counts the prompt as it came, `tokens_out` as it was sent (both in the backend's tokens where a
     tokenizer is known, else estimated). `reused` tokens came from stored chunk KV, `recomputed` were loaded with them
     and repaired, `tiers` has the number of both by where they were loaded from, `cached` came from the prefix cache
-    (`loaded` of them from its host memory or disk), `retrieved` were added, `pruned` were removed.
+    (`loaded` of them from its host memory or disk), `retrieved` were added, `pruned` were removed. `failed` has the
+    steps that the request went on without, each with a slug that says why. `rollout` and `group` name the staged
+    rollout that the request is part of, and how; `shadow` is what another policy would have done.
     """
 
     policy: str = "off"
@@ -58,6 +83,10 @@ class Report:
     recomputed: int = 0
     tiers: dict[str, int] = field(default_factory=dict)
     overhead_ms: float = 0.0
+    failed: dict[str, str] = field(default_factory=dict)
+    rollout: str = ""
+    group: str = ""
+    shadow: ShadowReport | None = None
 
     def headers(self) -> dict[str, str]:
         """The `x-promptsluice-*` response headers known before the first token. Values are plain ASCII."""
@@ -72,6 +101,12 @@ class Report:
             "kv-tiers": ",".join(f"{tier}={tokens}" for tier, tokens in self.tiers.items()) or "none",
             "steps": ",".join(step.name for step in self.steps) or "none",
         }
+        if self.failed:
+            values["failed"] = ",".join(f"{step}={why}" for step, why in self.failed.items())
+        if self.rollout:
+            values["rollout"] = f"{self.rollout}={self.group}"
+        if self.shadow is not None:
+            values["shadow"] = self.shadow.header
         return {
             f"x-promptsluice-{name}": str(value).encode("ascii", "replace").decode() for name, value in values.items()
         }

@@ -57,13 +57,14 @@ def demo(docs: Docs = demo_docs.DOCS, questions: Questions = demo_docs.QUESTIONS
 
 
 def policy_file(root: str) -> str:
-    """The default model and the presets, with all data below `root`."""
+    """The default model and the presets, among which the demo chooses, with all data below `root`."""
     import yaml
 
     return yaml.safe_dump(
         {
             "version": 1,
             "default_policy": "off",
+            "policies": {"off": {"extends": "off", "allow_client_policy": list(POLICIES)}},
             "backends": {"local": {"kind": "embedded", "model": MODEL}},
             "collections": {"root": f"{root}/collections"},
             "kv_cache": {"path": f"{root}/kv"},

@@ -114,8 +114,17 @@ def _summary(policies: "PolicySet") -> None:
         mark = " (default)" if name == policies.default_policy else ""
         table.add_row("policy", escape(name) + mark, escape(_steps(policy)))
     for i, route in enumerate(policies.routes):
+        rollout = route.rollout and f"{route.rollout.policy} for {route.rollout.percent:g} %"
         to = ", ".join(
-            f"{what} {name}" for what, name in (("policy", route.policy), ("backend", route.backend)) if name
+            f"{what} {name}"
+            for what, name in (
+                ("policy", route.policy),
+                ("rollout", rollout),
+                ("shadow", route.shadow),
+                ("backend", route.backend),
+                ("on failure", route.on_failure if route.on_failure == "closed" else None),
+            )
+            if name
         )
         conditions = route.match.model_dump(exclude_defaults=True, exclude={"api_key_sha256"})
         table.add_row("route", str(i + 1), escape(f"{conditions or 'everything'} -> {to}"))

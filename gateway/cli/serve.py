@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from ...policies import PolicySet
 
 Config = Annotated[
-    Path | None, typer.Option("--config", "-c", help="Policy file (YAML). Without one: the default model, all presets.")
+    Path | None,
+    typer.Option("--config", "-c", help="Policy file (YAML). Without one: the default model, policy lossless."),
 ]
 Offline = Annotated[bool, typer.Option("--offline", help="Never fetch a model; fail if one is missing.")]
 

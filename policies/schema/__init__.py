@@ -20,7 +20,7 @@ from .backends import (
 from .base import Spec
 from .file import PolicyFile
 from .policy import CacheSpec, CompressSpec, Policy, ProtectSpec, QualitySpec, RetrieveSpec, ReuseSpec
-from .routes import MatchSpec, RouteSpec, TokenRange
+from .routes import MatchSpec, RolloutSpec, RouteSpec, TokenRange
 from .server import ApiKeySpec, ResponsesSpec, ServerSpec
 from .stores import CollectionsSpec, KVCacheSpec, ModelsSpec, SharedCacheSpec
 
@@ -47,6 +47,7 @@ __all__ = [
     "ResponsesSpec",
     "RetrieveSpec",
     "ReuseSpec",
+    "RolloutSpec",
     "RouteSpec",
     "ServerSpec",
     "SharedCacheSpec",

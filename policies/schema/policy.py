@@ -98,8 +98,8 @@ class Policy(Spec):
     example), in the planner's break-even.
     `rewrite_timeout`: seconds that rewriting may take; what is not done by then is left as it was. None: as long as
     what it is predicted to save, between 1 and 10 seconds.
-    `allow_client_policy`: which other policies a client may ask for where this one would apply: all, none or a list of
-    names (held as ("*",), () or the names).
+    `allow_client_policy`: which other policies a client may ask for where this one would apply: none, all or a list of
+    names (held as (), ("*",) or the names).
     """
 
     extends: Text | None = None
@@ -113,7 +113,7 @@ class Policy(Spec):
     min_prompt_tokens: Annotated[int, Field(ge=0)] = 0
     token_value_ms: Annotated[float, Field(ge=0)] = 0.0
     rewrite_timeout: Seconds | None = None
-    allow_client_policy: PolicyNames = ("*",)
+    allow_client_policy: PolicyNames = ()
 
     @property
     def passthrough(self) -> bool:

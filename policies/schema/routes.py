@@ -1,10 +1,10 @@
 """The section `routes`: which requests get which policy and backend."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from ..fields import Sha256, Text
+from ..fields import Percent, Sha256, Slug, Text
 from .base import Spec
 
 
@@ -31,15 +31,38 @@ class MatchSpec(Spec):
     prompt_tokens: TokenRange | None = None
 
 
+class RolloutSpec(Spec):
+    """The share `percent` of a route's requests gets `policy` instead of the route's own; the share `holdout` never
+    does, however far `percent` goes, so that there is something to compare with.
+
+    `by`: whose requests stay together: those of a conversation (its messages up to the user's first), or of an API key,
+    where there is one. `name` seeds the draw: rollouts of one name choose the same; None: the name of the policy.
+    """
+
+    policy: Text
+    percent: Percent
+    holdout: Percent = 0.0
+    by: Literal["conversation", "key"] = "conversation"
+    name: Slug | None = None
+
+
 class RouteSpec(Spec):
-    """Requests that match get this policy, this backend, or both. The first matching route wins."""
+    """What the requests that match get. The first matching route wins.
+
+    `rollout` hands a share of them to another policy. `shadow` is a policy that is carried out beside the request and
+    reported, but not sent. `on_failure`: where retrieving, counting or rewriting fails or is late, `open` sends the
+    prompt without it, `closed` refuses the request.
+    """
 
     match: MatchSpec = MatchSpec()
     policy: Text | None = None
     backend: Text | None = None
+    rollout: RolloutSpec | None = None
+    shadow: Text | None = None
+    on_failure: Literal["open", "closed"] = "open"
 
     @model_validator(mode="after")
     def _does_something(self) -> "RouteSpec":
-        if self.policy is None and self.backend is None:
-            raise ValueError("a route needs a policy, a backend or both")
+        if not self.model_fields_set - {"match"}:
+            raise ValueError("a route needs a policy, a backend, a rollout, a shadow or on_failure")
         return self

@@ -56,6 +56,7 @@ backends:
 collections: {{root: {root}/collections}}
 kv_cache: {{path: {root}/kv}}
 policies:
+  off: {{extends: off, allow_client_policy: all}}
   cached: {{extends: off, cache: {{ttl: 600}}}}
   alike: {{extends: off, cache: {{similarity: 0.9}}}}
   alike-too: {{extends: off, cache: {{similarity: 0.91}}}}
@@ -95,6 +96,7 @@ backends: {{local: {{kind: embedded, model: {model}, kv_memory: 512MiB, dtype: f
 collections: {{root: {root}/collections}}
 kv_cache: {{path: {root}/kv, ram: 64MiB}}
 policies:
+  off: {{extends: off, allow_client_policy: all}}
   uncached: {{extends: off, reuse: {{mode: off}}}}
   whole: {{extends: recall, reuse: {{mode: off}}}}
   repaired: {{extends: recall, reuse: {{mode: blend, ratio: 1.0}}}}

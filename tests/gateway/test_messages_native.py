@@ -30,6 +30,8 @@ backends:
     models: [b]
     messages: native
     messages_key: authorization
+policies:
+  off: {{extends: off, allow_client_policy: all}}
 collections: {{root: {root}/collections}}
 kv_cache: {{path: {root}/kv}}
 """

@@ -78,7 +78,7 @@ def test_the_report_comes_only_when_asked(gateway: Gateway) -> None:
 
 
 def test_a_policy_that_cannot_retrieve_goes_on_without(gateway: Gateway) -> None:
-    failures = 'promptsluice_step_failures_total{policy="rag",step="retrieve"}'
+    failures = 'promptsluice_step_failures_total{policy="rag",step="retrieve"'
     before = gateway.metric(failures)
     response = gateway.post({"model": "echo:rag", "messages": HI}, **{"x-promptsluice-report": "true"})
     assert response.status_code == 200

@@ -144,7 +144,7 @@ def test_unknown_keys_name_the_nearest(text: str, line: int, parts: list[str]) -
         ("version: 1\npolicies:\n  p: {compress: [{use: lossless, options: {a: {}}}]}", 3, "flat list"),
         ("version: 1\npolicies:\n  p: {compress: [{use: lossless, options: {colour: 1}}]}", 3, "colour"),
         ("version: 1\npolicies:\n  p: {compress: [{use: lossless, kinds: [documents]}]}", 3, "kinds[0]"),
-        ("version: 1\nroutes:\n- {}", 3, "policy, a backend or both"),
+        ("version: 1\nroutes:\n- {}", 3, "a policy, a backend, a rollout"),
         ("version: 1\nroutes:\n- {backend: locl}", 3, "'local'"),
         ("version: 1\nroutes:\n- {policy: off, match: {api_key: x}}", 3, "defines no API key"),
         ("version: 1\nroutes:\n- {policy: off, match: {prompt_tokens: {min: 2, max: 1}}}", 3, "min must not"),

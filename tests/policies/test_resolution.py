@@ -18,6 +18,7 @@ backends:
   disk: {{kind: embedded, model: /models/tiny, context_limit: 100}}
   listed: {{kind: openai, base_url: "http://h/v1", api_key_env: LISTED_KEY, models: ["llama3:8b", org/qwen, "x:rag"]}}
 policies:
+  balanced: {{extends: balanced, allow_client_policy: all}}
   closed: {{extends: lossless, allow_client_policy: none}}
   narrow: {{extends: lossless, allow_client_policy: [off]}}
   spare: {{}}
@@ -78,7 +79,7 @@ def test_an_unlisted_model_goes_to_the_upstream_without_a_list(open_policies: Po
 
 
 def test_an_unknown_suffix_of_a_known_model_lists_the_policies(policies: PolicySet) -> None:
-    with pytest.raises(UnknownPolicy, match=r"'blanced'.*off.*balanced") as caught:
+    with pytest.raises(UnknownPolicy, match=r"'blanced'.*balanced.*off") as caught:
         policies.resolve("smollm2-135m-instruct:blanced")
     assert caught.value.to_wire()["error"]["code"] == "policy_not_found"
 
