@@ -16,14 +16,21 @@ _OTHERS_MAY = frozenset({408, 429, 500, 502, 503, 504})
 
 C = TypeVar("C", bound=Asked)
 Ask = Callable[[Backend, C], Awaitable[Answer | Stream]]
+Able = Callable[[Backend], bool]
 
 
-async def complete(sluice: Sluice, call: C, *, backend: str, ask: Ask[C]) -> Answer | Stream:
+def anyone(backend: Backend) -> bool:
+    """Chats and texts can be asked of all backends."""
+    return True
+
+
+async def complete(sluice: Sluice, call: C, *, backend: str, ask: Ask[C], able: Able = anyone) -> Answer | Stream:
     """The first answer of the chain that stands; else the last one's error. `call.report.backend` is who gave it.
 
-    `ask` is how a backend is asked for it.
+    `ask` is how a backend is asked for it; fallbacks that are not `able` to answer are passed over.
     """
-    chain, asked = _chain(sluice, call, backend), 0
+    first, *others = _chain(sluice, call, backend)
+    chain, asked = [first, *(one for one in others if able(sluice.backends[one[0]]))], 0
     for (name, model), following in zip(chain, [*chain[1:], None], strict=True):
         call.report.backend = name
         try:

@@ -28,7 +28,7 @@ from ..prompt import (
 from .backends.base import Answer, Call, Frame, Stream, estimated_tokens
 from .caller import Caller
 from .edge import log
-from .failover import Ask, C, complete
+from .failover import Able, Ask, C, anyone, complete
 from .house import Sluice
 from .optimization import BUSY, Optimized, optimized, passed_over
 from .recall import completed
@@ -207,11 +207,11 @@ def asked(begun: Begun, body: Mapping[str, Any], caller: Caller) -> dict[str, An
     }
 
 
-async def replied(sluice: Sluice, prepared: Begun, call: C, *, ask: Ask[C]) -> Answer | Stream:
-    """The reply of the backend or of a fallback; an end without one is entered in the books."""
+async def replied(sluice: Sluice, prepared: Begun, call: C, *, ask: Ask[C], able: Able = anyone) -> Answer | Stream:
+    """The reply of the backend or of a fallback that is able; an end without one is entered in the books."""
     try:
         async with asyncio.timeout(sluice.policy_set.server.request_timeout):
-            return await complete(sluice, call, backend=prepared.resolution.backend, ask=ask)
+            return await complete(sluice, call, backend=prepared.resolution.backend, ask=ask, able=able)
     except TimeoutError as error:
         _finished(sluice, prepared, outcome="failed")
         raise UpstreamTimeout("the request took longer than the server allows") from error

@@ -1,8 +1,9 @@
 """POST /v1/embeddings: the house's own embedder by its name; any other model is passed on to its upstream."""
 
-import asyncio
 import base64
 import json
+import time
+from collections.abc import Awaitable
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -11,13 +12,14 @@ from numpy.typing import NDArray
 from pydantic import Field, ValidationError, ValidatorFunctionWrapHandler, field_validator
 from starlette.responses import Response
 
-from ..prompt import BadRequest, ContextTooLong, UpstreamTimeout
+from ..prompt import BadRequest, ContextTooLong, Report
 from ..prompt.jsontext import decode_text, parse, splice
+from .backends.base import Answer, Asked, Backend
 from .bodies import MAX_DEPTH, Body, read_body
 from .caller import Caller
 from .deps import House, Known
 from .house import Sluice
-from .pipeline import check_routing_fields
+from .pipeline import Begun, asked, check_routing_fields, replied, with_account
 from .wire import dumps
 
 router = APIRouter()
@@ -82,17 +84,23 @@ async def embeddings(request: Request, sluice: House, caller: Known) -> Response
 
 
 async def _passed_on(sluice: Sluice, model: str, raw: bytes, caller: Caller) -> Response:
-    """To the upstream that serves the model; the body goes as it came, but for a policy's name behind the model's."""
-    found = sluice.policy_set.resolve(model, headers=caller.headers, api_key=caller.api_key)
-    if found.model != model:
-        raw = splice(raw.decode(), replace={("model",): json.dumps(found.model)}).encode()
-    try:
-        async with asyncio.timeout(sluice.policy_set.server.request_timeout):
-            reply = await sluice.backends[found.backend].relay(
-                "/embeddings", raw, headers=caller.forwarded, request_id=caller.request_id
-            )
-    except TimeoutError as error:
-        raise UpstreamTimeout("the request took longer than the server allows") from error
+    """To the upstream that serves the model, or to a fallback of it; the body goes as it came, but for the model's name
+    where that is another one there, or has a policy's name behind it.
+    """
+    began = time.perf_counter()
+    resolution = sluice.policy_set.resolve(model, headers=caller.headers, api_key=caller.api_key)
+    report = Report(policy="off", backend=resolution.backend, reason="embeddings are not rewritten")
+    begun = Begun(resolution=resolution, report=report, began=began)
+
+    def ask(backend: Backend, call: Asked) -> Awaitable[Answer]:
+        named = json.dumps(call.model)
+        body = raw if call.model == model else splice(raw.decode(), replace={("model",): named}).encode()
+        return backend.relay("/embeddings", body, headers=call.headers, request_id=call.request_id)
+
+    call = Asked(**asked(begun, {}, caller))
+    reply = await replied(sluice, begun, call, ask=ask, able=lambda backend: backend.relays)
+    reply = with_account(sluice, begun, reply, caller)
+    assert isinstance(reply, Answer), "nothing was asked to be streamed"
     return Response(reply.body, reply.status, dict(reply.headers), media_type="application/json")
 
 

@@ -120,6 +120,8 @@ class Backend(ABC):
 
     kv_reuse: ClassVar[bool] = False
     """Whether stored chunk KV can be used."""
+    relays: ClassVar[bool] = False
+    """Whether `relay` can be asked: there is an upstream."""
 
     def __init__(self, name: str) -> None:
         self.name = name

@@ -55,6 +55,8 @@ class UpstreamBackend(Backend):
     `count` counts tokens where the tokenizer is known.
     """
 
+    relays = True
+
     def __init__(
         self,
         name: str,

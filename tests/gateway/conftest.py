@@ -78,6 +78,7 @@ backends:
     models: [lame]
     breaker: {{failures: 0}}
     fallbacks: [{{backend: far, model: far}}]
+  dead: {{kind: openai, base_url: "http://127.0.0.1:9/v1", models: [dead], breaker: {{failures: 0}}}}
 collections: {{root: {root}/collections}}
 kv_cache: {{path: {root}/kv, ram: 1MiB, disk: 0}}
 """

@@ -83,7 +83,8 @@ def _chunks(body: dict[str, Any], *, chat: bool) -> list[dict[str, Any]]:
 def _embeddings(body: dict[str, Any]) -> dict[str, Any]:
     given = body["input"]
     several = given if isinstance(given, list) and given and not isinstance(given[0], int) else [given]
-    vector = [1.0] + [0.0] * ((body.get("dimensions") or DIMENSIONS) - 1)
+    asked = body.get("dimensions")
+    vector = [1.0] + [0.0] * ((asked if isinstance(asked, int) else DIMENSIONS) - 1)
     wire: Any = vector
     if body.get("encoding_format") == "base64":
         wire = base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()

@@ -9,7 +9,7 @@ import pytest
 from promptsluice.gateway.backends.base import Frame, Stream
 from promptsluice.gateway.failover import opened
 
-from .harness import Exchange, Gateway, Upstream, eventually
+from .harness import Exchange, Gateway, Upstream, eventually, http
 
 HI = [{"role": "user", "content": "hi there"}]
 BROKEN = b'{"error": {"message": "no", "type": "server_error", "param": null, "code": null}}'
@@ -93,3 +93,22 @@ async def test_an_opened_stream_that_nobody_reads_is_closed(waits: bool, monkeyp
     assert not closed.is_set()
     await stream.frames.aclose()
     assert closed.is_set()
+
+
+EMBEDDED = b'{"object": "list", "data": [], "usage": {"prompt_tokens": 3, "total_tokens": 3}}'
+
+
+def test_embeddings_fall_back_to_who_has_them(gateway: Gateway, upstream: Upstream) -> None:
+    upstream.answer(lambda exchange: exchange.json("200 OK", EMBEDDED))
+    raw = b'{"model": "lame",  "input": [1, 2.50]}'
+    response = http.post(f"{gateway.url}/v1/embeddings", content=raw)
+    assert response.status_code == 200 and response.content == EMBEDDED
+    assert response.headers["x-promptsluice-backend"] == "far"
+    assert response.headers["x-promptsluice-attempts"] == str(UNREACHABLE_ATTEMPTS + 1)
+    assert upstream.seen[0].body == raw.replace(b'"lame"', b'"far"')
+    # The echo, which comes next, has no vectors: far's own error is the last word.
+    upstream.answer(lambda exchange: exchange.json("500 Internal Server Error", BROKEN))
+    response = http.post(f"{gateway.url}/v1/embeddings", content=raw)
+    assert response.status_code == 500 and response.content == BROKEN
+    dead = http.post(f"{gateway.url}/v1/embeddings", json={"model": "dead", "input": "a"})
+    assert dead.status_code == 502 and dead.json()["error"]["type"] == "upstream_error"
