@@ -32,8 +32,12 @@ def check_request(request: GenerationRequest, model: LoadedModel, *, room: int) 
         raise BadRequest("stop strings need a model with a tokenizer", param="stop")
     if request.reuse is not None:
         _check_reuse(request.reuse, model, prompt=len(ids))
-        if request.prompt_logprobs:
-            raise BadRequest("prompt_logprobs computes the whole prompt and excludes reuse", param="prompt_logprobs")
+        if request.prompt_logprobs and (request.reuse.selector or request.reuse.chooser or params.logprobs is not None):
+            raise BadRequest(
+                "prompt_logprobs beside reused spans tells of the rows that run, and nothing of a repair; leave out the"
+                " selector, the chooser and logprobs",
+                param="prompt_logprobs",
+            )
 
 
 def _check_ids(ids: Sequence[int], param: str, *, vocab: int) -> None:

@@ -161,7 +161,7 @@ class Engine:
             length=prompt,
             seed=secrets.randbits(63) if params.seed is None else params.seed,
             detokenizer=detokenizer(tokenizer, request) if tokenizer and most > prompt else None,
-            logprobs=torch.zeros(max(0, prompt - 1)) if request.prompt_logprobs else None,
+            logprobs=torch.full((max(0, prompt - 1),), math.nan) if request.prompt_logprobs else None,
             matcher=request.grammar.matcher() if request.grammar else None,
         )
 

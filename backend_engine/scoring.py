@@ -17,15 +17,15 @@ def score(decoder: Decoder, chunk: Chunk, hidden: Tensor) -> None:
     sequence = chunk.sequence
     for start in range(0, len(hidden), SCORED_ROWS):
         logits = decoder.logits(hidden[start : start + SCORED_ROWS])
-        first = int(chunk.rows[start])
-        following = torch.from_numpy(sequence.tokens[first + 1 : first + 1 + len(logits)]).to(logits.device)
+        rows = chunk.rows[start : start + len(logits)]
+        following = torch.from_numpy(sequence.tokens[rows + 1]).to(logits.device)
         chosen = logits.gather(1, following[:, None]).squeeze(1) - logits.logsumexp(-1)
         assert sequence.logprobs is not None
-        sequence.logprobs[first : first + len(logits)] = chosen
+        sequence.logprobs[torch.from_numpy(rows)] = chosen.to(sequence.logprobs.device)
         wanted = sequence.request.sampling.logprobs
         if wanted is not None:
             told = token_logprobs(logits, following, [wanted] * len(logits))
-            sequence.told.update(enumerate(told, first))
+            sequence.told.update(zip(rows.tolist(), told, strict=True))
 
 
 def keep_first(logits: Tensor, owners: list[Sequence]) -> None:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .base import Compressor, Job, Task, TextCompressor
-    from .context import CompressionContext, TokenScore
+    from .context import CompressionContext, Score
     from .protect import CATEGORIES, protected_spans
     from .registry import create, names, option_names
     from .result import Change, Compression, Rewrite, Span
@@ -18,10 +18,10 @@ _LAZY = {
     "Compressor": ".base",
     "Job": ".base",
     "Rewrite": ".result",
+    "Score": ".context",
     "Span": ".result",
     "Task": ".base",
     "TextCompressor": ".base",
-    "TokenScore": ".context",
     "create": ".registry",
     "names": ".registry",
     "option_names": ".registry",
@@ -36,10 +36,10 @@ __all__ = [
     "Compressor",
     "Job",
     "Rewrite",
+    "Score",
     "Span",
     "Task",
     "TextCompressor",
-    "TokenScore",
     "create",
     "names",
     "option_names",

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..prompt import Kind, Prompt, Segment
+from ..prompt import BadRequest, Kind, Prompt, Segment
 from .context import CompressionContext
-from .options import check_options, kinds, option, rate, some_of, whole
+from .options import check_options, kinds, option, or_none, rate, share, some_of, whole
 from .protect import CATEGORIES, SCAN_SPEED, protected_spans
 from .question import question_finder
 from .result import FAILED_NOTE, LATE_NOTE, Change, Compression, Rewrite, Span
@@ -158,18 +158,35 @@ class TextCompressor(Compressor):
 class LossyOptions(Compressor):
     """Options that all lossy compressors share.
 
-    `target_rate` is the share of the backend's tokens to keep, met from below where protected text leaves the room.
-    `protect` names the categories of text that survive verbatim.
+    `target_rate` is the share of the backend's tokens to keep, `target_tokens` how many instead; met from below where
+    protected text leaves the room. Whichever is asked, `floor_rate` and `floor_tokens` are the least to keep, and
+    `ceiling_tokens` the most; a floor goes before a ceiling. All are for what shares a budget: a text, or what a
+    compressor says. `protect` names the categories of text that survive verbatim.
     """
 
     lossless = False
 
     min_tokens: int = option(48, whole(least=1))
     target_rate: float = option(0.5, rate)
+    target_tokens: int | None = option(None, or_none(whole(least=1)))
+    floor_rate: float = option(0.0, share)
+    floor_tokens: int = option(0, whole(least=0))
+    ceiling_tokens: int | None = option(None, or_none(whole(least=1)))
     protect: frozenset[str] = option(CATEGORIES, some_of(CATEGORIES))
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.ceiling_tokens is not None and self.ceiling_tokens < self.floor_tokens:
+            raise BadRequest("ceiling_tokens must be at least floor_tokens", param="ceiling_tokens")
 
     def protected(self, text: str) -> tuple[Span, ...]:
         return protected_spans(text, categories=self.protect)
+
+    def target(self, tokens: int) -> float:
+        """How many of so many tokens to keep."""
+        wanted = self.target_rate * tokens if self.target_tokens is None else self.target_tokens
+        most = wanted if self.ceiling_tokens is None else min(wanted, self.ceiling_tokens)
+        return min(float(tokens), max(most, self.floor_rate * tokens, self.floor_tokens))
 
 
 def failure_note(name: str, error: Exception) -> str:

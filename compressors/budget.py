@@ -1,6 +1,6 @@
 """Meeting a token budget: how many of a list of candidates, best first, fit."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 # Nearer to the budget than this share needs no further measuring.
 _CLOSE = 0.01
@@ -29,6 +29,26 @@ def most_that_fit(
                 break
         at = _between(low, high, low_size, high_size, target)
     return low
+
+
+def filled(
+    chosen: list[int],
+    more: Iterable[int],
+    *,
+    size_of: Callable[[list[int]], int],
+    target: float,
+    expired: Callable[[], bool],
+) -> list[int]:
+    """`chosen` and those of `more`, in order, with which it still fits the target; ends when that is nearly met."""
+    size = size_of(chosen)
+    for one in more:
+        if size >= (1.0 - _CLOSE) * target or size + 1 > target or expired():
+            break
+        wider = [*chosen, one]
+        fresh = size_of(wider)
+        if fresh <= target:
+            chosen, size = wider, fresh
+    return chosen
 
 
 def _between(low: int, high: int, low_size: float, high_size: float, target: float) -> int:

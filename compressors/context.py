@@ -4,9 +4,9 @@ this room knows neither an engine nor torch.
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,16 +18,20 @@ Embed = Callable[[Sequence[str]], NDArray[np.float32]]
 """Texts to vectors `[texts, dim]` float32; need not be normalized."""
 
 
-class TokenScore(NamedTuple):
-    """The natural logarithm of the probability of one token, given all before it; characters `start` to `end`."""
+class Score(Protocol):
+    """What a language model thinks of texts, token by token."""
 
-    start: int
-    end: int
-    logprob: float
+    def __call__(
+        self, texts: Sequence[str], *, given: str = "", remaining: Callable[[], float]
+    ) -> Iterator[tuple[int, NDArray[np.float64], int]]:
+        """Windows of the texts' tokens, each computed when it is asked for; those of one text in their order.
 
-
-Score = Callable[[str], Sequence[TokenScore]]
-"""Scores of a text's tokens, ascending. The first token has nothing before it and may be missing or NaN."""
+        A window is (number of the text, `[tokens, 3]`, end): of each token its first character, the one behind its
+        last, and the natural logarithm of its probability, given all before it and, before the text, `given`. What
+        nothing was before has no score (NaN). The text is judged before `end`, wholly when that is its length. Ends
+        early when the next window would not be ready within `remaining()` seconds.
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

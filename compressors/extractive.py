@@ -75,7 +75,7 @@ class _Selection:
         note = ""
         if seen < len(self._units):
             note = f"{LATE_NOTE}: {seen} of {len(self._units)} sentences judged, the rest kept"
-        elif not self._context.expired() and self._size(keep) > self._options.target_rate * self._total:
+        elif not self._context.expired() and self._size(keep) > self._options.target(self._total):
             note = FLOOR_NOTE
         for n, task in enumerate(self._tasks):
             yield task, Rewrite.of_kept(self._rebuilders[n].spans(keep[slice(*self._ranges[n])]), note=note)
@@ -83,7 +83,7 @@ class _Selection:
     def _settled(self, keep: list[bool]) -> bool:
         """Whether protected text alone fills the budget in every segment, so that nothing is left to choose."""
         everywhere = all(any(self._must[start:end]) for start, end in self._ranges)
-        return everywhere and self._size(keep) >= self._options.target_rate * self._total
+        return everywhere and self._size(keep) >= self._options.target(self._total)
 
     def _text(self, i: int) -> str:
         owner, unit = self._units[i]
@@ -116,7 +116,7 @@ class _Selection:
     def _chosen(self, vectors: Floats, question: Floats, seen: int) -> list[bool]:
         relevance = (vectors @ question if seen else np.zeros(0)).astype(np.float32)
         forced = self._forced(relevance, seen)
-        target = self._options.target_rate * self._total
+        target = self._options.target(self._total)
         spent = 1.3 * target - sum(self._estimate(i) for i, must in enumerate(forced) if must)
 
         def enough(i: int) -> bool:

@@ -34,8 +34,8 @@ def _words(text: str) -> str:
     return "|".join(sorted(map(re.escape, dict.fromkeys(text.split())), key=len, reverse=True))
 
 
-_GOVERNS = re.compile(rf"(?<!\w)(?:{_words(_GOVERNING)}|{_CONTRACTED})(?!\w)", re.IGNORECASE)
-_JOINS = re.compile(rf"(?<!\w)(?:{_words(_JOINING)})(?!\w)", re.IGNORECASE)
+_GOVERNS = re.compile(rf"(?<!\w)(?=\w)(?:{_words(_GOVERNING)}|{_CONTRACTED})(?!\w)", re.IGNORECASE)
+_JOINS = re.compile(rf"(?<!\w)(?=\w)(?:{_words(_JOINING)})(?!\w)", re.IGNORECASE)
 _CJK_PATTERNS = tuple((re.compile(pattern), before, after) for pattern, before, after in _CJK)
 _HAS_CJK = re.compile("[\u3040-\u30ff\u4e00-\u9fff]")
 

@@ -6,6 +6,7 @@ A check takes (name, value) and returns the value in its right type, or raises B
 
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import field, fields
+from pathlib import Path
 from typing import Any, TypeVar
 
 from ..prompt import BadRequest, Kind
@@ -57,6 +58,20 @@ def whole(*, least: int) -> Check:
         return value
 
     return check
+
+
+def or_none(check: Check) -> Check:
+    """The same, or nothing at all."""
+    return lambda name, value: None if value is None else check(name, value)
+
+
+def folder(name: str, value: Any) -> str:
+    """The path of a folder that exists, or nothing."""
+    if not isinstance(value, str):
+        raise BadRequest(f"{name} must be the path of a folder", param=name)
+    if value and not Path(value).is_dir():
+        raise BadRequest(f"{name}: there is no folder {value!r}", param=name)
+    return value
 
 
 def kinds(name: str, value: Any) -> frozenset[Kind]:

@@ -1,160 +1,75 @@
 """The perplexity compressor: leaves out the words that the model itself foresees. Whole words, source white space."""
 
 import itertools
-from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .atoms import Atom, AtomKind, atoms_of
-from .base import FLOOR_NOTE, LossyOptions, Task, TextCompressor
-from .budget import most_that_fit
+from .base import Job, LossyOptions, Task
 from .context import CompressionContext
-from .function_words import governing, kept_alone
-from .rebuild import Rebuilder
-from .result import FAILED_NOTE, LATE_NOTE, Rewrite, Span
-from .surprise import surprise_of
+from .options import option, share
+from .pruning import Candidate, pruned, time_to_judge
+from .result import FAILED_NOTE, Rewrite, Span
+from .surprise import Surprise, surprise_of
 
-_CLOSERS = {"(": ")", "[": "]", "{": "}", "（": "）", "【": "】"}
+_ENDS = frozenset(".!?:…\n")
+# What a name is worth beyond its surprise: it comes again, is foreseen then, and still says who did it.
+_NAME = 3.0  # nats
 
 
 @dataclass(frozen=True, kw_only=True)
-class Perplexity(LossyOptions, TextCompressor):
+class Perplexity(LossyOptions):
     """Keeps the atoms (see atoms.py) of highest surprise until the rate is met, in their order.
 
-    Negations, modals, and/or stay with what they govern; headings stay; a sentence's end mark stays with any word of
-    it, a list bullet with any word of its line. The same text gives the same result whatever stands around it.
+    Texts of one message share one budget, so that what says something new keeps more than what does not. A token is
+    judged by its own surprise; with `contrast` above 0 also by how much likelier the question makes it, which costs a
+    second pass of the model (after Jiang et al. (2023), "LongLLMLingua", arXiv:2310.06839). Negations, modals, and/or
+    stay with what they govern; headings stay; a sentence's end mark stays with any word of it, a list bullet with any
+    word of its line.
     """
 
     name = "perplexity"
 
-    def rewrite_text(self, task: Task, *, context: CompressionContext) -> Rewrite:
-        if context.score is None:
-            return Rewrite.whole(task.text, note=f"perplexity needs a scorer; {FAILED_NOTE}")
-        atoms = atoms_of(task.text, protected=task.protected)
-        surprise, scored = surprise_of(task.text, [atom.span for atom in atoms], score=context.score, context=context)
-        note = ""
-        target = self.target_rate * task.tokens
-        if scored < len(task.text):
-            note = f"{LATE_NOTE}: {scored} of {len(task.text)} characters judged, the rest kept"
-            target += (1.0 - self.target_rate) * task.tokens * (len(task.text) - scored) / len(task.text)
-        pruning = _Pruning(task, atoms, surprise, scored, context)
-        fit = pruning.most(target)
-        return Rewrite.of_kept(pruning.spans(fit), note=note if fit else "; ".join(filter(None, (note, FLOOR_NOTE))))
+    contrast: float = option(0.0, share)
 
+    def rewrite(self, job: Job) -> Iterator[tuple[Task, Rewrite]]:
+        if job.context.score is None:
+            for task in job.tasks:
+                yield task, Rewrite.whole(task.text, note=f"perplexity needs a scorer; {FAILED_NOTE}")
+            return
+        for _, group in itertools.groupby(job.tasks, key=lambda task: task.segment.message):
+            if job.context.expired():
+                return
+            yield from self._rewrites(list(group), job.context)
 
-class _Pruning:
-    """The choice among one text's atoms."""
-
-    def __init__(
-        self, task: Task, atoms: list[Atom], surprise: NDArray[np.float64], scored: int, context: CompressionContext
-    ) -> None:
-        self._task, self._atoms, self._context = task, atoms, context
-        self._forced = _forced(task.text, atoms, scored)
-        if atoms and not any(self._forced):
-            # A text never vanishes: its most surprising word stays, or whatever it has.
-            words = [i for i, atom in enumerate(atoms) if atom.kind is AtomKind.WORD]
-            self._forced[max(words or [0], key=lambda i: (surprise[i], -i))] = True
-        free = [
-            i for i, atom in enumerate(atoms) if not self._forced[i] and atom.kind in (AtomKind.WORD, AtomKind.PUNCT)
+    def _rewrites(self, tasks: Sequence[Task], context: CompressionContext) -> Iterator[tuple[Task, Rewrite]]:
+        plain = self._pass(tasks, "", context)
+        given = f"{tasks[0].question}\n\n" if self.contrast and tasks[0].question else ""
+        asked = self._pass(tasks, given, context) if given else [None] * len(tasks)
+        candidates = [
+            Candidate.of(task, end=one.end, worth=partial(self._worth, task.text, one, other))
+            for task, one, other in zip(tasks, plain, asked, strict=True)
         ]
-        self._order = sorted(free, key=lambda i: (-surprise[i], i))
-        self._rebuilder = Rebuilder(task.text, [atom.span for atom in atoms])
-        self._partners = _partners(task.text, atoms)
-        self._leaning = [_leans_on(atoms, i) for i in range(len(atoms))]
+        yield from pruned(tasks, candidates, self.target, context)
 
-    def most(self, target: float) -> int:
-        """How many free atoms fit a budget of `target` tokens beside the forced ones."""
-        text, per_char = self._task.text, self._task.tokens / len(self._task.text)
-        lengths = [self._atoms[i].end - self._atoms[i].start + 1 for i in self._order]
-        fixed = sum(atom.end - atom.start + 1 for atom, must in zip(self._atoms, self._forced, strict=True) if must)
-        room = target / per_char - fixed
-        return most_that_fit(
-            len(self._order),
-            size_of=lambda k: self._context.count(Rewrite.of_kept(self.spans(k)).text(text)),
-            target=target,
-            guess=sum(1 for spent in itertools.accumulate(lengths) if spent <= room),
-            expired=self._context.expired,
-        )
+    def _worth(self, text: str, plain: Surprise, asked: Surprise | None, spans: Sequence[Span]) -> NDArray[np.float64]:
+        """What spans of a text are worth; the contrast counts as far as there was time for both passes."""
+        nats = plain.of(spans)
+        worth = nats + _NAME * np.array([_named(text, start, end) for start, end in spans], dtype=np.float64)
+        if asked is not None:
+            seen = np.array([end <= asked.end for _, end in spans], dtype=bool)
+            worth += self.contrast * np.where(seen, np.maximum(nats - asked.of(spans), 0.0), 0.0)
+        return worth
 
-    def spans(self, count: int) -> list[Span]:
-        """The spans that stay when the `count` most surprising free atoms do. A greater count keeps a superset."""
-        keep = self._forced.copy()
-        for i in self._order[:count]:
-            keep[i] = True
-        self._with_pairs(keep)
-        for i, neighbour in enumerate(self._leaning):
-            if neighbour is not None and keep[i] and not self._forced[i]:
-                keep[i] = keep[neighbour]
-        self._with_marks(keep)
-        return self._rebuilder.spans(keep)
-
-    def _with_pairs(self, keep: list[bool]) -> None:
-        """Brackets stay when something between them does."""
-        so_far = [0, *itertools.accumulate(map(int, keep))]
-        for opening, closing in self._partners:
-            keep[opening] = keep[closing] = keep[opening] or keep[closing] or so_far[closing] > so_far[opening + 1]
-
-    def _with_marks(self, keep: list[bool]) -> None:
-        """Sentence ends stay with a kept word of their sentence, list markers with a kept word of their line."""
-        marker: int | None = None
-        spoken = False
-        for i, atom in enumerate(self._atoms):
-            if atom.kind is AtomKind.MARKER:
-                marker = i
-            elif atom.kind is AtomKind.END:
-                keep[i] = keep[i] or spoken
-                spoken = False
-            elif keep[i]:
-                spoken = True
-                if marker is not None and self._atoms[marker].line == atom.line:
-                    keep[marker] = True
+    def _pass(self, tasks: Sequence[Task], given: str, context: CompressionContext) -> list[Surprise]:
+        assert context.score is not None, "offered only where there is a scorer"
+        texts = [task.text for task in tasks]
+        return surprise_of(texts, score=context.score, remaining=time_to_judge(texts, context), given=given)
 
 
-def _partners(text: str, atoms: Sequence[Atom]) -> list[tuple[int, int]]:
-    """Indices of brackets that belong together, and of bold marks in one line; a later pair may hold earlier ones."""
-    pairs: list[tuple[int, int]] = []
-    open_: list[int] = []
-    bold: int | None = None
-    for i, atom in enumerate(atoms):
-        if atom.kind is not AtomKind.PAIR:
-            continue
-        mark = text[atom.start]
-        if mark == "*":
-            if bold is not None and atoms[bold].line == atom.line:
-                pairs.append((bold, i))
-                bold = None
-            else:
-                bold = i
-        elif mark in _CLOSERS:
-            open_.append(i)
-        elif open_ and _CLOSERS[text[atoms[open_[-1]].start]] == mark:
-            pairs.append((open_.pop(), i))
-    return pairs
-
-
-def _leans_on(atoms: Sequence[Atom], i: int) -> int | None:
-    """The neighbour without which a punctuation atom means nothing: what it touches, on the left if anything."""
-    if atoms[i].kind is not AtomKind.PUNCT:
-        return None
-    if i and atoms[i - 1].end == atoms[i].start:
-        return i - 1
-    if i + 1 < len(atoms) and atoms[i + 1].start == atoms[i].end:
-        return i + 1
-    return None
-
-
-def _forced(text: str, atoms: Sequence[Atom], scored: int) -> list[bool]:
-    """Atoms that stay whatever the budget: protected ones, small words that matter, what was not judged in time."""
-    forced = [atom.kind is AtomKind.FIXED or atom.end > scored for atom in atoms]
-    starts, ends = [atom.start for atom in atoms], [atom.end for atom in atoms]
-    for start, end in governing(text):
-        low, high = bisect_right(ends, start), bisect_left(starts, end)
-        for i in range(low, min(high + 1, len(atoms))):
-            forced[i] = forced[i] or i < high or atoms[i].kind is AtomKind.WORD
-    for start, end in kept_alone(text):
-        for i in range(bisect_right(ends, start), bisect_left(starts, end)):
-            forced[i] = True
-    return forced
+def _named(text: str, start: int, end: int) -> bool:
+    """Whether a word has a capital that is not its sentence's or its line's."""
+    return end - start > 1 < start and text[start].isupper() and text[start - 1] == " " and text[start - 2] not in _ENDS

@@ -21,6 +21,9 @@ versions, tags and special-token look-alikes."""
 SCAN_SPEED = 400_000.0
 """Characters a second that finding protected text and sentences takes at worst on one slow core; for deadlines."""
 
+KEEP, END_KEEP = "<keep>", "</keep>"
+"""Marks in a text: no lossy step touches what stands between them, nor the marks. Without its end, all that follows."""
+
 _BROKEN_JSON = 16
 _TRAILING = ".,;:!?'\"*_"
 
@@ -64,10 +67,11 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
     ),
     # Paths, snake_case, dotted and camelCase names, flags, variables, versions, anything with letters and digits mixed.
     ("identifier", r"(?<![\w/.~\\-])(?:[A-Za-z]:|~|\.{1,2})?[/\\](?:[\w.@+~%-]++[/\\]?)++"),
-    ("identifier", r"(?<![\w/.-])[\w.@+~-]++(?:/[\w.@+~%-]++)++/?"),
-    ("identifier", r"(?<![\w-])--?[A-Za-z][\w-]++(?:=\S{1,200}+)?|[$@\#]\{?[A-Za-z_0-9][\w.-]*+\}?"),
-    ("identifier", r"(?<![\w.])(?<!\w[:-])(?=[\w.:-]{0,200}?(?:_|[a-z][A-Z]|[A-Za-z][0-9]|[0-9][A-Za-z]|\w\.\w|\w::\w))"
-                   r"\w++(?:(?:\.|::?|-)\w++)*+(?:\(\))?"),
+    ("identifier", r"(?<![\w/.@+~-])[\w.@+~-]++(?:/[\w.@+~%-]++)++/?"),
+    ("identifier", r"(?<![\w-])--?[A-Za-z_][\w-]++(?:=\S{1,200}+)?|[$@\#]\{?[A-Za-z_0-9][\w.-]*+\}?"),
+    ("identifier", r"(?<![\w.])(?<!\w[:-])(?<!--)(?=\w)"
+                   r"(?=[\w.:-]{0,200}?(?:_|[a-z][A-Z]|[A-Za-z][0-9]|[0-9][A-Za-z]|\w\.\w|\w::\w))"
+                   r"\w++(?:(?:\.|::?|-{1,4})\w++)*+(?:\(\))?"),
     ("identifier", r"(?<![\w+/=])(?=[A-Za-z0-9]{0,63}[0-9+/=])[A-Za-z0-9+/]{64,}+={0,2}"),
     # An escape of a control character or a placeholder such as {name}.
     ("identifier", r"\{\{?[\w.]{1,60}\}?\}|%\(?[\w]{0,30}\)?[sdfr](?!\w)"),
@@ -83,17 +87,19 @@ def _compiled(categories: frozenset[str]) -> re.Pattern[str]:
 
 
 _ALL = _compiled(CATEGORIES)
+_KEPT = re.compile(rf"{KEEP}.*?(?:{END_KEEP}|\Z)", re.DOTALL)
 _REFERENCE = re.compile(rf"^{REFERENCE}", re.MULTILINE)
 
 
 def protected_spans(text: str, *, categories: Iterable[str] = CATEGORIES) -> tuple[Span, ...]:
     """The spans of `text` that must survive verbatim: ascending, disjoint, with at least a gap of one character.
 
-    References to repeated blocks, and what structure/ has written shorter, are always among them.
+    References to repeated blocks, what structure/ has written shorter, and what stands between the marks KEEP and
+    END_KEEP, are always among them.
     """
     wanted = frozenset(categories)
     assert wanted <= CATEGORIES, f"unknown categories {sorted(wanted - CATEGORIES)}"
-    found: list[Span] = [match.span() for match in _REFERENCE.finditer(text)]
+    found: list[Span] = [match.span() for pattern in (_REFERENCE, _KEPT) for match in pattern.finditer(text)]
     found += marked_spans(text)
     if wanted & {"code", "table"}:
         found += _line_spans(text, wanted)

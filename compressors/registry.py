@@ -17,6 +17,7 @@ _FACTORIES: dict[str, tuple[str, str]] = {
     "lossless": (".lossless", "Lossless"),
     "extractive": (".extractive", "Extractive"),
     "perplexity": (".perplexity", "Perplexity"),
+    "classifier": (".classifier", "Classifier"),
 }
 
 

@@ -15,9 +15,9 @@ from .result import Span
 
 _END = re.compile(
     r"""
-      [。！？｡!?]+[…]*[”’」』）)】》"'\]]*(?=[^\x00-\x7f])      # no space follows in Chinese and Japanese
+      (?<![。！？｡!?])[。！？｡!?]++[…]*+[”’」』）)】》"'\]]*+(?=[^\x00-\x7f])  # Chinese and Japanese: no space
     | [。！？｡][”’」』）)】》"'\]]*
-    | (?:[.!?‽…؟۔।॥]+[”’"'»)\]*_`]*)(?=\s)
+    | (?<![.!?‽…؟۔।॥])(?:[.!?‽…؟۔।॥]++[”’"'»)\]*_`]*+)(?=\s)
     """,
     re.VERBOSE,
 )

@@ -1,68 +1,56 @@
-"""How surprising each part of a long text is to a language model, by windows, within a deadline. Knows scores, not
-models.
+"""How surprising each part of some texts is to a language model, within a deadline. Knows scores, not models.
 
-The method is that of Li et al. (2023), "Compressing Context to Enhance Inference Efficiency of Large Language Models":
-what a model foresees can be left out. Each window is scored after a stretch of the text before it.
+What a model foresees can be left out: Li et al. (2023), "Compressing Context to Enhance Inference Efficiency of Large
+Language Models" (arXiv:2310.06201).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .context import CompressionContext, Score
+from .context import Score
 from .result import Span
 
-_FIRST, _WINDOW, _BEFORE = 600, 4000, 400
-# What the first token of a text is worth, which nothing foretold, in nats.
+# What a token is worth that nothing foretold, in nats.
 _UNFORETOLD = 8.0
 
 
-def surprise_of(
-    text: str, spans: Sequence[Span], *, score: Score, context: CompressionContext
-) -> tuple[NDArray[np.float64], int]:
-    """Surprise in nats of each span (ascending, disjoint) and how many characters of the text were scored in time.
+@dataclass(slots=True)
+class Surprise:
+    """One text's tokens `[tokens, 3]` (see Score), window by window, and how much of the text has been judged."""
 
-    A span's surprise is the sum over its tokens; a token belongs to the span in which its last character lies.
-    """
-    starts = np.array([span[0] for span in spans], dtype=np.int64)
-    total = np.zeros(len(spans))
-    at, size, speed = 0, _FIRST, 0.0
-    while at < len(text):
-        end = _border(text, at, at + size)
-        before = max(0, at - _BEFORE)
-        if context.remaining() <= (end - before) * speed:
-            break
-        began = context.clock()
-        tokens = np.array(score(text[before:end]), dtype=np.float64).reshape(-1, 3)
-        if not at and len(spans) and len(tokens) and tokens[0, 0] > spans[0][0]:
+    windows: list[NDArray[np.float64]] = field(default_factory=list)
+    end: int = 0
+
+    def of(self, spans: Sequence[Span]) -> NDArray[np.float64]:
+        """Surprise in nats of each span (ascending, disjoint), the sum over its tokens. A token belongs to the span in
+        which its last character lies.
+        """
+        total = np.zeros(len(spans))
+        if not spans or not self.windows:
+            return total
+        tokens = np.concatenate(self.windows)
+        starts, ends = np.array(spans, dtype=np.int64).T
+        last = np.maximum(tokens[:, 0], tokens[:, 1] - 1).astype(np.int64)
+        nats = np.where(np.isfinite(tokens[:, 2]), -tokens[:, 2], _UNFORETOLD)
+        index = np.searchsorted(starts, last, side="right") - 1
+        inside = (index >= 0) & (last < ends[index])
+        np.add.at(total, index[inside], nats[inside])
+        if len(tokens) and tokens[0, 0] > spans[0][0]:
             total[0] += _UNFORETOLD  # the scorer left out the first token
-        _credit(total, starts, tokens, before=before, fresh=at)
-        speed = (context.clock() - began) / (end - before)
-        at, size = end, _WINDOW
-    return total, at
+        return total
 
 
-def _credit(
-    total: NDArray[np.float64], starts: NDArray[np.int64], tokens: NDArray[np.float64], *, before: int, fresh: int
-) -> None:
-    """Add the surprise of `tokens` `[tokens, (start, end, logprob)]`, offsets from `before`, to the spans' totals; only
-    those that end at `fresh` or later, the others were counted with the window above.
-    """
-    last = before + np.maximum(tokens[:, 0], tokens[:, 1] - 1).astype(np.int64)
-    nats = np.where(np.isfinite(tokens[:, 2]), -tokens[:, 2], _UNFORETOLD)
-    index = np.searchsorted(starts, last, side="right") - 1
-    ours = (last >= fresh) & (index >= 0)
-    np.add.at(total, index[ours], nats[ours])
-
-
-def _border(text: str, start: int, end: int) -> int:
-    """Where to end a window: at a line or a space in its last quarter, where there is one."""
-    if end >= len(text):
-        return len(text)
-    quarter = end - (end - start) // 4
-    for mark in ("\n", " "):
-        found = text.rfind(mark, quarter, end)
-        if found >= 0:
-            return found + 1
-    return end
+def surprise_of(
+    texts: Sequence[str], *, score: Score, remaining: Callable[[], float], given: str = ""
+) -> list[Surprise]:
+    """The surprise of each text, as far as there is time: the first texts first."""
+    found = [Surprise() for _ in texts]
+    for number, tokens, end in score(texts, given=given, remaining=remaining):
+        found[number].windows.append(np.asarray(tokens, dtype=np.float64).reshape(-1, 3))
+        found[number].end = end
+        if remaining() <= 0.0:
+            break
+    return found

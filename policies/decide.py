@@ -49,10 +49,13 @@ def methods_of(policy: Policy, costs: CostModel) -> Iterator[Method]:
         if not compressor.lossless:
             asked = float(options.get("target_rate", getattr(compressor, "target_rate", rate)))
             left = math.prod(before for kinds, before in lossy if kinds & compressor.kinds)
-            rate = min(1.0, max(asked, (1.0 - policy.quality.max_removed) / left))
+            least = min(1.0, (1.0 - policy.quality.max_removed) / left)
+            rate = max(asked, least)
             lossy.append((compressor.kinds, rate))
             if "target_rate" in option_names(spec.use):
                 options["target_rate"] = rate
+            if options.get("target_tokens") is not None:
+                options["floor_rate"] = max(float(options.get("floor_rate", 0.0)), least)
         label = f"{spec.use}#{earlier + 1}" if earlier else spec.use
         yield Method(
             label=label,

@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -36,6 +36,7 @@ from .texts import readied
 if TYPE_CHECKING:
     from ...backend_engine.grammar.compiler import CompiledGrammar
     from ...backend_engine.readings import Readings
+    from ...backend_engine.text_scoring import Scores
     from ...kv_reuse.gate import Standing
     from ...kv_reuse.store import ChunkStore
     from .engine_room import EngineRoom, Tokens
@@ -163,7 +164,10 @@ class EmbeddedBackend(Backend):
         return room.tokenizer.decode(ids, skip_special_tokens=False)
 
     def scorer(self) -> Score | None:
-        return lambda text: self._opened().score(text)
+        return self._scores
+
+    def _scores(self, texts: Sequence[str], *, given: str = "", remaining: Callable[[], float]) -> "Iterator[Scores]":
+        return self._opened().scorer(texts, given=given, remaining=remaining)
 
     def warm(self, texts: Sequence[str], *, collection: str) -> None:
         """Have the KV of chunks computed in the background; what finds no room is computed when it is first missed, and

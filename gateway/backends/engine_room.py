@@ -6,6 +6,7 @@ Imports torch, so that only a worker thread of a gateway with an embedded backen
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Self
@@ -23,9 +24,9 @@ from ...backend_engine.options import EngineOptions
 from ...backend_engine.params import SamplingDefaults, recommended
 from ...backend_engine.rounded_kv import kv_fingerprint
 from ...backend_engine.service import EngineService
+from ...backend_engine.text_scoring import Encoding, TextScorer
 from ...backend_engine.tokenizer import ChatTokenizer, Encoded
-from ...backend_engine.types import GenerationRequest, PrefillWork, SamplingParams
-from ...compressors.context import TokenScore
+from ...backend_engine.types import PrefillWork
 from ...kv_reuse.anchors import FILLER, Anchor
 from ...kv_reuse.blend import Reuser
 from ...kv_reuse.calibration import measured
@@ -39,8 +40,6 @@ from .reuse_control import ReuseControl
 
 log = logging.getLogger(__name__)
 
-_WINDOW = 1024  # tokens that are scored in one piece
-_OVERLAP = 64  # of these, tokens that only give context
 _HOST_BYTES = 4 << 30  # for evicted prefixes of a GPU's pool
 _PASSING_BYTES = 256 << 20  # on a CPU, for what goes to disk and comes from there
 _ROOM_FOR_FILLER = 2048  # tokens
@@ -54,7 +53,7 @@ class Tokens:
     segments: tuple[Segment, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class EngineRoom:
     """One loaded model, ready to answer. `limit`: tokens that prompt and answer may have together.
 
@@ -150,31 +149,19 @@ class EngineRoom:
         for salt in salts:
             self.reuser.forget(chunks, salt=salt)
 
-    def score(self, text: str) -> list[TokenScore]:
-        """The log-probability of each token of `text`, in windows that overlap where the text is long."""
-        encoding = self._plain.encode_batch([text], add_special_tokens=False)[0]  # `encode` stops all other threads
-        ids, offsets = encoding.ids, encoding.offsets
-        scores: list[TokenScore] = []
-        for first in range(0, len(ids), _WINDOW - _OVERLAP):
-            window = ids[first : first + _WINDOW]
-            fresh = 1 if first == 0 else _OVERLAP
-            if len(window) <= fresh:
-                break
-            logprobs = self._logprobs(window)
-            scores += [TokenScore(*offsets[first + at], logprobs[at - 1]) for at in range(fresh, len(window))]
-        return scores
-
-    def _logprobs(self, ids: Sequence[int]) -> list[float]:
-        request = GenerationRequest(
-            ids=tuple(ids),
-            sampling=SamplingParams(max_tokens=0),
-            prompt_logprobs=True,
-            prefix_cache=False,
-            request_id="score",
+    @cached_property
+    def scorer(self) -> TextScorer:
+        """Log-probabilities of texts; any thread but the engine's."""
+        return TextScorer(
+            self.service.run_all,
+            self._plain_encoding,
+            rows=self.service.engine.options.step_tokens,
+            room=self.service.engine.max_tokens,
         )
-        logprobs = self.service.run(request).prompt_logprobs
-        assert logprobs is not None, "the engine was asked for prompt_logprobs"
-        return logprobs.tolist()
+
+    def _plain_encoding(self, text: str) -> Encoding:
+        encoding = self._plain.encode_batch([text], add_special_tokens=False)[0]  # `encode` stops all other threads
+        return Encoding(encoding.ids, encoding.offsets)
 
 
 def _measured(decoder: Decoder) -> list[PrefillWork]:

@@ -1,15 +1,17 @@
 """Fakes at the compressors' seams: a token count, an embedder and a scorer, all deterministic and cheap."""
 
+import math
 import re
 import zlib
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from promptsluice.compressors import CompressionContext, TokenScore
+from promptsluice.compressors import CompressionContext
 from promptsluice.prompt import Prompt
 
 _TOKEN = re.compile(r"\s?[^\W\d_]{1,6}|\d|\s?[^\w\s]|\s+|.", re.DOTALL)
@@ -29,16 +31,25 @@ def bag_of_words(texts: Sequence[str]) -> NDArray[np.float32]:
     return vectors
 
 
-def word_frequency(text: str) -> list[TokenScore]:
-    """A token is the less surprising the more often it was there before; the first one has no score."""
-    seen: dict[str, int] = {}
-    scores: list[TokenScore] = []
-    for match in _TOKEN.finditer(text):
-        token = match[0].strip().lower()
-        seen[token] = seen.get(token, 0) + 1
-        rarity = 1.0 + zlib.crc32(token.encode("utf-8", "surrogatepass")) % 1000 / 100
-        scores.append(TokenScore(match.start(), match.end(), -rarity / seen[token]))
-    return [TokenScore(score.start, score.end, float("nan")) if not i else score for i, score in enumerate(scores)]
+def word_frequency(
+    texts: Sequence[str], *, given: str = "", remaining: Callable[[], float]
+) -> Iterator[tuple[int, NDArray[np.float64], int]]:
+    """A token is the less surprising the more often it was there before; a text's first one has no score. Windows of
+    200 tokens.
+    """
+    for number, text in enumerate(texts):
+        seen = Counter(match[0].strip().lower() for match in _TOKEN.finditer(given))
+        rows: list[tuple[int, int, float]] = []
+        for match in _TOKEN.finditer(text):
+            token = match[0].strip().lower()
+            seen[token] += 1
+            rarity = 1.0 + zlib.crc32(token.encode("utf-8", "surrogatepass")) % 1000 / 100
+            rows.append((match.start(), match.end(), -rarity / seen[token] if match.start() else math.nan))
+        for at in range(0, len(rows), 200):
+            if remaining() <= 0:
+                return
+            window = rows[at : at + 200]
+            yield number, np.array(window), window[-1][1]
 
 
 @pytest.fixture

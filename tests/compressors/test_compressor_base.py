@@ -23,6 +23,7 @@ from promptsluice.prompt import BadRequest, Kind, Prompt
 
 Make = Callable[..., CompressionContext]
 PromptOf = Callable[..., Prompt]
+TextsOf = Callable[[Prompt], list[str]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,6 +150,49 @@ def test_odd_texts_pass(name: str, text: str, context: Make, prompt_of: PromptOf
     result = create(name, options).compress(prompt_of(text), context=context())
     assert not result.note.count("failed")
     assert result.rate <= 1.0
+
+
+# A pattern or a loop that takes quadratic time on one of these takes hours.
+ONE_LINE = {
+    "noise": "x7Qz!",
+    "words": "quiet rivers carry heavy boats ",
+    "full stops": ".",
+    "exclamations": "!?",
+    "protected": "user_id_42 ",
+    "chinese": "河水静静地流过青山",
+    "brackets": "(a ",
+}
+
+
+@pytest.mark.parametrize("size", [40_000, pytest.param(1_000_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["extractive", "perplexity"])
+@pytest.mark.parametrize("text", ONE_LINE)
+def test_one_long_line_ends(text: str, name: str, size: int, context: Make, prompt_of: PromptOf) -> None:
+    line = ONE_LINE[text] * (size // len(ONE_LINE[text]))
+    result = create(name, {"target_rate": 0.5}).compress(prompt_of(line), context=context(count=len))
+    assert not result.note.count("failed")
+    assert result.rate <= 1.0
+
+
+@pytest.mark.parametrize("name", ["extractive", "perplexity"])
+def test_what_fits_already_is_left_alone(name: str, context: Make, prompt_of: PromptOf, tool_texts: TextsOf) -> None:
+    """With a size as the target, doing it twice is doing it once."""
+    text = " ".join(f"The {a} {b} stood beside the {b} {a}." for a in ("old", "red", "tall") for b in ("gate", "barn"))
+    options = {"target_tokens": 40, "min_tokens": 1, "kinds": ["tool_result"]}
+    once = create(name, options).compress(prompt_of(text), context=context())
+    assert once.tokens_after <= 40
+    twice = create(name, options).compress(once.prompt, context=context())
+    assert tool_texts(twice.prompt) == tool_texts(once.prompt)
+
+
+def test_marked_text_survives(context: Make, prompt_of: PromptOf, tool_texts: TextsOf) -> None:
+    free = "The committee talked about the weather and about the food and the day. "
+    marked = "<keep>of the and a of the</keep>"
+    for name in ("extractive", "perplexity"):
+        options = {"target_rate": 0.3, "protect": []}
+        result = create(name, options).compress(prompt_of(free * 6 + marked + " " + free * 6), context=context())
+        assert marked in tool_texts(result.prompt)[0]
+        assert result.rate < 0.6
 
 
 def test_options_are_checked() -> None:

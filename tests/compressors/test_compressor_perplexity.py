@@ -2,16 +2,19 @@
 
 import itertools
 import json
+import math
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from promptsluice.compressors import CompressionContext, TokenScore, create, protected_spans
+from numpy.typing import NDArray
+from promptsluice.compressors import CompressionContext, create, protected_spans
 from promptsluice.compressors.atoms import atoms_of
 from promptsluice.compressors.rebuild import Rebuilder
 from promptsluice.compressors.result import Rewrite
@@ -21,6 +24,7 @@ from promptsluice.prompt import Prompt
 Make = Callable[..., CompressionContext]
 PromptOf = Callable[..., Prompt]
 TextsOf = Callable[[Prompt], list[str]]
+Window = tuple[int, NDArray[np.float64], int]
 
 
 def pieces(text: str) -> list[str]:
@@ -130,12 +134,13 @@ def test_list_markers_brackets_and_sentence_ends(context: Make, prompt_of: Promp
 def test_deadline_between_windows_keeps_the_rest(context: Make, prompt_of: PromptOf, tool_texts: TextsOf) -> None:
     now = 0.0
     scorer = context().score
+    assert scorer is not None
 
-    def slow(text: str) -> Sequence[TokenScore]:
+    def slow(texts: Sequence[str], *, given: str = "", remaining: Callable[[], float]) -> Iterator[Window]:
         nonlocal now
-        now += len(text) / 1000
-        assert scorer is not None
-        return scorer(text)
+        for number, tokens, end in scorer(texts, given=given, remaining=remaining):
+            now += len(tokens) / 200
+            yield number, tokens, end
 
     text = "Some words of a long and winding story that goes on. " * 400
     result = create("perplexity").compress(
@@ -143,7 +148,10 @@ def test_deadline_between_windows_keeps_the_rest(context: Make, prompt_of: Promp
     )
     assert now <= 6.0
     assert "characters judged, the rest kept" in result.note
-    assert tool_texts(result.prompt)[0].endswith(text[-10_000:])
+    short = tool_texts(result.prompt)[0]
+    assert short.endswith(text[-10_000:])
+    judged = int(result.note.split(": ")[1].split()[0])
+    assert len(short) - (len(text) - judged) <= 0.52 * judged
     assert result.rate < 1.0
 
 
@@ -151,14 +159,85 @@ def test_surprise_is_summed_over_a_words_tokens_in_every_window() -> None:
     text = "ab cd " * 1000
     spans = [(at, at + 2) for at in range(0, len(text), 3)]
 
-    def letters(part: str) -> list[TokenScore]:
-        return [TokenScore(at, at + 1, -1.0) for at in range(1, len(part)) if not part[at].isspace()]
+    def letters(texts: Sequence[str], *, given: str = "", remaining: Callable[[], float]) -> Iterator[Window]:
+        rows = [(at, at + 1, -1.0) for at in range(1, len(text)) if not text[at].isspace()]
+        for at in range(0, len(rows), 300):
+            yield 0, np.array(rows[at : at + 300]), int(rows[at : at + 300][-1][1])
 
-    ctx = CompressionContext(count=len)
-    total, scored = surprise_of(text, spans, score=letters, context=ctx)
-    assert scored == len(text)
+    (found,) = surprise_of([text], score=letters, remaining=lambda: 1.0)
+    total = found.of(spans)
+    assert found.end == len(text) - 1
     assert total[0] == 9.0  # the first token has no score and counts as unforetold
     assert set(total[1:]) == {2.0}
+
+
+def test_texts_of_one_message_share_their_budget(context: Make) -> None:
+    fresh = " ".join(f"w{chr(97 + n % 26)}{chr(97 + n // 26)}ing" for n in range(120))
+    stale = "the same words again and then the same words once more " * 12
+    parts = [{"type": "text", "text": text} for text in (stale, fresh, "So?")]
+    prompt = Prompt.from_messages(
+        [
+            {"role": "user", "content": parts},
+            {"role": "assistant", "content": "So."},
+            {"role": "user", "content": "Oh?"},
+        ]
+    )
+    options = {"target_rate": 0.5, "kinds": ["document"]}
+    result = create("perplexity", options).compress(prompt, context=context())
+    assert len(result.changes) == 2
+    assert result.changes[0].rate < 0.4 < 0.6 < result.changes[1].rate
+    assert 0.485 <= result.rate <= 0.5
+
+
+def test_what_the_question_foretells_stays_with_contrast(context: Make, prompt_of: PromptOf) -> None:
+    words = [f"{a}{b}{c}on" for a in "bdfgk" for b in "aeiou" for c in "lmnpr"]
+    asking = {"role": "user", "content": "Tell of " + " ".join(words[40:60])}
+    prompt = Prompt.from_messages([asking, *prompt_of(" ".join(words)).messages[2:4]])
+    asked = 0
+    for contrast, least in ((0.0, 0), (1.0, 1)):
+        result = create("perplexity", {"target_rate": 0.3, "contrast": contrast}).compress(
+            prompt, context=context(question=prompt.question)
+        )
+        text = str(prompt.messages[2]["content"])
+        kept = "".join(text[start:end] for start, end in result.changes[0].kept).split()
+        found = len(set(words[40:60]) & set(kept))
+        assert found >= asked + least
+        asked = found
+
+
+@pytest.mark.parametrize(
+    ("options", "bounds"),
+    [
+        ({"target_tokens": 100}, (97, 100)),
+        ({"target_rate": 0.1, "floor_tokens": 200}, (194, 200)),
+        ({"target_rate": 0.1, "floor_rate": 0.4}, (0.388, 0.4)),
+        ({"target_rate": 0.9, "ceiling_tokens": 150}, (145, 150)),
+        ({"target_tokens": 10_000}, (1.0, 1.0)),
+    ],
+)
+def test_tokens_floor_and_ceiling(
+    options: dict[str, int], bounds: tuple[float, float], context: Make, prompt_of: PromptOf
+) -> None:
+    text = " ".join(f"{word} of things" for word in itertools.islice(itertools.cycle(PLAIN.split()), 160))
+    result = create("perplexity", options).compress(prompt_of(text), context=context())
+    reached = result.tokens_after if bounds[0] > 1 else result.rate
+    assert bounds[0] <= reached <= bounds[1]
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(size=st.integers(60, 200), rate=st.floats(0.25, 0.9), start=st.integers(0, 400))
+def test_rate_is_met_from_sixty_tokens_on(
+    size: int, rate: float, start: int, context: Make, prompt_of: PromptOf, data: Path
+) -> None:
+    words = " ".join(json.loads((data / "meeting.json").read_text(encoding="utf-8"))["turns"]).split()
+    free = [word for word in words if word.isalpha() and len(word) > 3]
+    text = " ".join(itertools.islice(itertools.cycle(free), start, start + size))
+    result = create("perplexity", {"target_rate": rate}).compress(prompt_of(text), context=context())
+    asked = rate * result.tokens_before
+    assert math.floor(asked) - 0.03 * asked <= result.tokens_after <= asked or "missed" in result.note
+
+
+PLAIN = "quiet rivers carry heavy boats along green hills under pale clouds while farmers watch distant storms"
 
 
 SAMPLES = (

@@ -97,6 +97,16 @@ def test_categories_can_be_chosen() -> None:
     assert [text[start:end] for start, end in spans] == ["$5"]
 
 
+def test_marked_text_is_kept_whatever_the_categories() -> None:
+    text = "Some free words <keep>these words, too\n\nand these</keep> free again <keep> all that is left"
+    spans = protected_spans(text, categories=())
+    assert [text[start:end] for start, end in spans] == [
+        "<keep>these words, too\n\nand these</keep>",
+        "<keep> all that is left",
+    ]
+    assert not protected_spans("an end </keep> without its begin", categories={"number"})
+
+
 HOSTILE = {
     "letters": "a" * 300_000,
     "spaces": " " * 300_000,
@@ -110,6 +120,13 @@ HOSTILE = {
     "ats": "a@" * 150_000,
     "digits": "1," * 150_000,
     "tags": "<a" * 150_000,
+    "marks": "<keep>" * 50_000,
+    "handles": "@" * 300_000,
+    "plus": "a+" * 150_000,
+    "homes": "~a" * 150_000,
+    "rules": "-" * 300_000,
+    "flags": "--a" * 100_000,
+    "colons": ":" * 300_000,
     "links": "[a](" * 75_000,
     "lines": "\n" * 300_000,
     "chinese": "中文字符" * 75_000,

@@ -1,0 +1,184 @@
+"""Compressors beside LLMLingua and headroom's text crusher: what they cost, what they leave, what survives.
+
+Run: python benchmarks/compress.py DATA [--llmlingua PYTHON] [--headroom PYTHON] [--texts 3] [--chars 4000]
+     python benchmarks/compress.py DATA --short 1000 ...     protected text in 1,000 short samples
+
+DATA is a folder with qmsum, hotpotqa_100, kv_retrieval, bfcl, tau_bench and fastapi_docs. The peers are interpreters of
+environments with `llmlingua==0.2.2 transformers<=4.47.1 torch`, and with `headroom-ai`; each runs in a process of its
+own, with the same weights of the same model and one thread, as we do. All take the same text in turn, so that a busy
+machine slows all of them. Figures are medians over texts; times are the processor's, in ms for 1,000 tokens of input.
+`reached` is the median rate, `off` how many texts' rates are off by more than 3 % of what was asked, above or below;
+`exact lost` are identifiers, numbers, dates and addresses; `JSON`, `facts` and `gold` what of them is still there.
+"""
+
+import argparse
+import statistics
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from compress_cases import CORPORA, Case, cases, lost, parsed
+from compress_subjects import Machinery, Outcome, Subject, machine, one_thread, ours, peers
+from promptsluice.backend_engine.hub import resolve
+from rich.console import Console
+from rich.table import Table
+
+CLOSE = 0.03
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One text through one subject. Rates in tokens of the model."""
+
+    case: Case
+    outcome: Outcome
+    tokens: int
+    rate: float
+    asked: float
+
+    @property
+    def cost(self) -> float:
+        return 1e6 * self.outcome.cpu / self.tokens
+
+    @property
+    def off(self) -> bool:
+        return abs(self.rate - self.asked) > CLOSE * self.asked
+
+
+def main() -> None:
+    options = _options()
+    one_thread()
+    model = resolve(options.model)
+    machinery = Machinery(model)
+    guests = peers(model, {"llmlingua": options.llmlingua, "headroom": options.headroom})
+    subjects: list[Subject] = [*ours(machinery, options.ours), *guests]
+    found = {
+        corpus: cases(options.data, corpus, count=options.texts, chars=options.chars) for corpus in options.corpora
+    }
+    console = Console(width=150)
+    console.print(f"{machine()}, 1 thread, {options.model}, float32, {options.texts} texts of each collection")
+    if options.short:
+        _print_short(console, machinery, subjects, options)
+    else:
+        _print_all(console, machinery, subjects, found, options.rates)
+    for guest in guests:
+        guest.close()
+    machinery.service.stop()
+
+
+def _print_all(
+    console: Console,
+    machinery: Machinery,
+    subjects: Sequence[Subject],
+    found: dict[str, list[Case]],
+    rates: Sequence[float],
+) -> None:
+    first = next(case for group in found.values() for case in group)
+    for subject in subjects:  # whatever is loaded or compiled once
+        subject.compress(first.text[:600], question=first.question, rate=0.5)
+    passes = [machinery.plain_pass(case.text) for group in found.values() for case in group]
+    floor = statistics.median(1e6 * seconds / tokens for seconds, tokens in passes)
+    console.print(f"one prefill of our engine without any logits: {floor:.0f} ms for 1,000 tokens")
+    costs: dict[str, list[float]] = defaultdict(list)
+    for corpus, group in found.items():
+        table = _table(corpus, group, machinery)
+        for rate in rates:
+            readings = _readings(machinery, subjects, group, rate)
+            for name, those in readings.items():
+                _row(table, name, rate, those)
+                costs[name] += [one.cost for one in those]
+        console.print(table)
+    medians = {name: statistics.median(values) for name, values in costs.items()}
+    for name, cost in medians.items():
+        beside = "".join(f", {medians[peer] / cost:.1f} times as fast as {peer}" for peer in ("llmlingua", "headroom")
+                         if peer in medians and name not in ("llmlingua", "headroom"))  # fmt: skip
+        console.print(f"{name}: {cost:.0f} ms for 1,000 tokens{beside}; {cost / floor:.2f} prefills")
+
+
+def _readings(
+    machinery: Machinery, subjects: Sequence[Subject], group: Sequence[Case], rate: float
+) -> dict[str, list[Reading]]:
+    readings: dict[str, list[Reading]] = {subject.name: [] for subject in subjects}
+    for case in group:
+        tokens = machinery.count(case.text)
+        for subject in subjects:
+            outcome = subject.compress(case.text, question=case.question, rate=rate)
+            asked = 0.65 if subject.name == "balanced" else rate
+            after = machinery.count(outcome.text) / tokens
+            readings[subject.name].append(Reading(case, outcome, tokens, after, asked))
+    return readings
+
+
+def _table(corpus: str, group: Sequence[Case], machinery: Machinery) -> Table:
+    sizes = [machinery.count(case.text) for case in group]
+    table = Table(title=f"{corpus}: texts of {min(sizes)} to {max(sizes)} tokens", title_justify="left")
+    for column in ("", "asked", "reached", "off", "ms / 1,000", "exact lost", "JSON", "facts", "gold", "failed"):
+        table.add_column(column, justify="right" if column else "left")
+    return table
+
+
+def _row(table: Table, name: str, rate: float, readings: Sequence[Reading]) -> None:
+    exact = sum(len(dict.fromkeys(one.case.exact)) for one in readings)
+    gone = sum(len(lost(one.case.exact, one.outcome.text)) for one in readings)
+    documents = [value in parsed(one.outcome.text) for one in readings for value in one.case.json]
+    facts = [(one, fact) for one in readings for fact in one.case.facts]
+    gold = [one for one in readings if one.case.gold]
+    table.add_row(
+        name,
+        f"{readings[0].asked:.2f}",
+        f"{statistics.median(one.rate for one in readings):.3f}",
+        f"{sum(one.off for one in readings)}/{len(readings)}",
+        f"{statistics.median(one.cost for one in readings):.1f}",
+        f"{gone}/{exact}",
+        _share(documents),
+        _share([fact in one.outcome.text for one, fact in facts]),
+        _share([one.case.gold in one.outcome.text for one in gold]),
+        str(sum(bool(one.outcome.error) for one in readings)),
+    )
+
+
+def _share(kept: Sequence[bool]) -> str:
+    return f"{sum(kept)}/{len(kept)}" if kept else "-"
+
+
+def _print_short(
+    console: Console, machinery: Machinery, subjects: Sequence[Subject], options: argparse.Namespace
+) -> None:
+    """Short samples of all collections: in how many of them anything exact was lost."""
+    each = -(-options.short // len(options.corpora))
+    samples = [
+        case for corpus in options.corpora for case in cases(options.data, corpus, count=each, chars=options.chars)
+    ]
+    rate = options.rates[0]
+    table = Table(title=f"{len(samples)} samples, a rate of {rate} asked", title_justify="left")
+    for column in ("", "samples that lost something exact", "lost", "off by more than 3 %"):
+        table.add_column(column, justify="right" if column else "left")
+    for subject in subjects:
+        harmed = gone = off = total = 0
+        for case in samples:
+            text = subject.compress(case.text, question=case.question, rate=rate).text
+            missing = len(lost(case.exact, text))
+            harmed, gone, total = harmed + bool(missing), gone + missing, total + len(set(case.exact))
+            off += abs(machinery.count(text) / machinery.count(case.text) - rate) > CLOSE * rate
+        table.add_row(subject.name, f"{harmed}/{len(samples)}", f"{gone}/{total}", f"{off}/{len(samples)}")
+    console.print(table)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", type=Path)
+    parser.add_argument("--llmlingua", type=Path, help="interpreter of an environment with llmlingua")
+    parser.add_argument("--headroom", type=Path, help="interpreter of an environment with headroom-ai")
+    parser.add_argument("--model", default="smollm2-135m-instruct")
+    parser.add_argument("--ours", nargs="+", default=["perplexity", "contrast", "extractive", "balanced", "lossless"])
+    parser.add_argument("--corpora", nargs="+", choices=list(CORPORA), default=list(CORPORA))
+    parser.add_argument("--rates", nargs="+", type=float, default=[0.5, 0.33])
+    parser.add_argument("--texts", type=int, default=3, help="of each collection")
+    parser.add_argument("--chars", type=int, default=4000, help="of a text, at most")
+    parser.add_argument("--short", type=int, default=0, help="samples for the count of lost text, instead of all else")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

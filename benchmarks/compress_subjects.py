@@ -1,0 +1,196 @@
+"""What compress.py and compress_quality.py compare: our compressors with a real model behind them, and peers."""
+
+import json
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from promptsluice.backend_engine import load_model
+from promptsluice.backend_engine.engine import Engine
+from promptsluice.backend_engine.generation import Collector
+from promptsluice.backend_engine.options import EngineOptions
+from promptsluice.backend_engine.params import SamplingParams
+from promptsluice.backend_engine.service import EngineService
+from promptsluice.backend_engine.text_scoring import Encoding, TextScorer
+from promptsluice.backend_engine.types import GenerationRequest
+from promptsluice.compressors import CompressionContext, create
+from promptsluice.policies.presets import PRESETS
+from promptsluice.prompt import Prompt
+from promptsluice.rag.embedder import SentenceEmbedder
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came out, the seconds of wall and processor time, and what went wrong, if anything."""
+
+    text: str
+    wall: float
+    cpu: float
+    error: str = ""
+
+
+class Subject(Protocol):
+    @property
+    def name(self) -> str: ...
+
+    def compress(self, text: str, *, question: str, rate: float) -> Outcome: ...
+
+
+class Machinery:
+    """One model in float32 on the CPU with its engine, and an embedder that is loaded when it is asked for."""
+
+    def __init__(self, model: Path) -> None:
+        self.model = load_model(model, dtype="float32")
+        assert self.model.tokenizer is not None, f"{model} has no tokenizer"
+        self.tokenizer = self.model.tokenizer
+        self.service = EngineService(Engine(self.model, options=EngineOptions(kv_bytes=1 << 30, guessed_tokens=0)))
+        self.service.start()
+        self.score = TextScorer(self.service.run_all, self._encoding, rows=512, room=4096)
+        self._embedder = SentenceEmbedder()
+
+    @property
+    def count(self) -> Callable[[str], int]:
+        return self.tokenizer.count
+
+    def context(self, question: str) -> CompressionContext:
+        return CompressionContext(count=self.count, question=question, embed=self._embedder.embed, score=self.score)
+
+    def plain_pass(self, text: str) -> tuple[float, int]:
+        """Processor seconds of a prefill without any logits, and its tokens."""
+        ids = tuple(self.tokenizer.encode_plain(text))
+        began = time.process_time()
+        self.service.run(GenerationRequest(ids=ids, sampling=SamplingParams(max_tokens=0), prefix_cache=False))
+        return time.process_time() - began, len(ids)
+
+    def greedy(self, ids: Sequence[int], tokens: int) -> str:
+        """The likeliest tokens after a prompt."""
+        collector = Collector()
+        self.service.submit(
+            GenerationRequest(ids=ids, sampling=SamplingParams(temperature=0, max_tokens=tokens)), collector
+        )
+        collector.wait()
+        return self.tokenizer.decode(collector.tokens)
+
+    def _encoding(self, text: str) -> Encoding:
+        encoding = self.tokenizer.backend.encode(text, add_special_tokens=False)
+        return Encoding(encoding.ids, encoding.offsets)
+
+
+@dataclass(frozen=True)
+class Ours:
+    """One or more compressors in a row; `rate` goes to the lossy ones, unless their options name one."""
+
+    name: str
+    machinery: Machinery
+    steps: Sequence[tuple[str, Mapping[str, Any]]]
+
+    def compress(self, text: str, *, question: str, rate: float) -> Outcome:
+        prompt = chat(text, question)
+        context = self.machinery.context(question)
+        wall, cpu = time.perf_counter(), time.process_time()
+        notes: list[str] = []
+        for name, options in self.steps:
+            asked = {} if name == "lossless" else {"target_rate": rate}
+            result = create(name, {**asked, **options}).compress(prompt, context=context)
+            prompt = result.prompt
+            notes.append(result.note)
+        taken = time.perf_counter() - wall, time.process_time() - cpu
+        failed = "; ".join(note for note in notes if "failed" in note or "lost" in note)
+        return Outcome(str(prompt.messages[2]["content"]), *taken, failed)
+
+
+def chat(text: str, question: str) -> Prompt:
+    """The text as the result of a tool that was called for the question."""
+    call = {"id": "c0", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    return Prompt.from_messages(
+        [
+            {"role": "user", "content": question},
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "c0", "content": text},
+        ]
+    )
+
+
+def ours(machinery: Machinery, names: Sequence[str]) -> list[Subject]:
+    """Compressors by name; `contrast` is `perplexity` with two passes, `balanced` what the preset of this name does."""
+    special: dict[str, Sequence[tuple[str, Mapping[str, Any]]]] = {
+        "balanced": [
+            (spec["use"], {key: value for key, value in spec.items() if key != "use"})
+            for spec in PRESETS["balanced"]["compress"]
+        ],
+        "contrast": [("perplexity", {"contrast": 1.0})],
+    }
+    return [Ours(name, machinery, special.get(name, [(name, {})])) for name in names]
+
+
+class Peer:
+    """A program of compress_peers.py in a process of its own, with one thread."""
+
+    def __init__(self, name: str, python: Path, model: Path) -> None:
+        self.name = name
+        self._command = [str(python), str(Path(__file__).with_name("compress_peers.py")), name, str(model)]
+
+    @cached_property
+    def _process(self) -> subprocess.Popen[str]:
+        environment = {
+            "OMP_NUM_THREADS": "1",
+            "MKL_NUM_THREADS": "1",
+            "TOKENIZERS_PARALLELISM": "false",
+            "HOME": "/tmp",
+        }
+        process = subprocess.Popen(
+            self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+            env=environment | {"PATH": "/usr/bin:/bin"},
+        )  # fmt: skip
+        assert process.stdout is not None
+        if not process.stdout.readline():
+            raise SystemExit(f"{self.name} did not start: run {' '.join(self._command)} by hand to see why")
+        return process
+
+    def compress(self, text: str, *, question: str, rate: float) -> Outcome:
+        process = self._process
+        assert process.stdin is not None and process.stdout is not None
+        print(json.dumps({"text": text, "question": question, "rate": rate}), file=process.stdin, flush=True)
+        answer = json.loads(process.stdout.readline())
+        return Outcome(answer.get("text", ""), answer["wall"], answer["cpu"], answer.get("error", ""))
+
+    def close(self) -> None:
+        if "_process" in self.__dict__:
+            assert self._process.stdin is not None
+            self._process.stdin.close()
+            self._process.wait()
+
+
+def peers(model: Path, pythons: Mapping[str, Path | None]) -> list[Peer]:
+    """Those whose interpreter is given; says which are left out."""
+    for name, python in pythons.items():
+        if python is None:
+            print(f"{name} is left out: name its environment's interpreter with --{name}")
+    return [Peer(name, python, model) for name, python in pythons.items() if python is not None]
+
+
+def machine() -> str:
+    """The processor, for the head of a table."""
+    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return "an unknown processor"
+
+
+def seeded_mean(values: Sequence[float], *, rounds: int = 2000) -> tuple[float, float, float]:
+    """The mean and the borders of its 95 % interval by the bootstrap (Efron 1979), percentiles of resampled means."""
+    found = np.asarray(values, dtype=np.float64)
+    rng = np.random.default_rng(0)
+    means = found[rng.integers(0, len(found), (rounds, len(found)))].mean(axis=1)
+    low, high = np.percentile(means, [2.5, 97.5])
+    return float(found.mean()), float(low), float(high)
+
+
+def one_thread() -> None:
+    torch.set_num_threads(1)

@@ -1,0 +1,183 @@
+"""The choice among the atoms of some texts that share a budget: which stay, given what each is worth."""
+
+import itertools
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .atoms import Atom, AtomKind, atoms_of
+from .base import FLOOR_NOTE, Task
+from .budget import filled, most_that_fit
+from .companions import Companions
+from .context import CompressionContext
+from .function_words import governing, kept_alone
+from .rebuild import Rebuilder
+from .result import LATE_NOTE, Rewrite, Span
+
+# After the best that fit, so many of the next are tried in the room that is left.
+_FILLERS = 16
+# Characters a second for which the choice is made, at worst on one slow core.
+_SPEED = 60_000.0
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """The part of a text that was judged, `text[:cut]`, in atoms with their worth `[atoms]`. It ends at white space,
+    or with the text.
+    """
+
+    text: str
+    cut: int
+    atoms: list[Atom]
+    worth: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, task: Task, *, end: int, worth: Callable[[Sequence[Span]], NDArray[np.float64]]) -> Self:
+        """A text that was judged before `end`; `worth` of spans, ascending and disjoint, says what was found."""
+        text = task.text
+        cut = len(text) if end >= len(text) else _border(text, end, task.protected)
+        head = text[:cut]
+        atoms = atoms_of(head, protected=[span for span in task.protected if span[1] <= cut])
+        return cls(head, cut, atoms, worth([atom.span for atom in atoms]))
+
+    @cached_property
+    def forced(self) -> list[bool]:
+        """Atoms that stay whatever the budget. A text never vanishes: its best word stays, or whatever it has."""
+        forced = _forced(self.text, self.atoms)
+        if self.atoms and not any(forced):
+            words = [i for i, atom in enumerate(self.atoms) if atom.kind is AtomKind.WORD]
+            forced[max(words or [0], key=lambda i: (self.worth[i], -i))] = True
+        return forced
+
+    @cached_property
+    def free(self) -> list[int]:
+        """Atoms that are chosen on their own."""
+        return [
+            i
+            for i, atom in enumerate(self.atoms)
+            if not self.forced[i] and atom.kind in (AtomKind.WORD, AtomKind.PUNCT)
+        ]
+
+
+def pruned(
+    tasks: Sequence[Task], candidates: Sequence[Candidate], target: Callable[[int], float], context: CompressionContext
+) -> Iterator[tuple[Task, Rewrite]]:
+    """The rewrite of each task from its candidate. `target` says how many of so many tokens, in all, are to stay.
+
+    What was not judged in time stays whole; so does everything where it is few enough already.
+    """
+    pruning = Pruning([one for one in candidates if one.cut], context)
+    wanted = target(pruning.tokens)
+    if wanted >= pruning.tokens:
+        return
+    kept = iter(pruning.kept(wanted))
+    missed = FLOOR_NOTE if pruning.least > wanted else ""
+    for task, one in zip(tasks, candidates, strict=True):
+        spans = [*(next(kept) if one.cut else ()), (one.cut, len(task.text))]
+        late = f"{LATE_NOTE}: {one.cut} of {len(task.text)} characters judged, the rest kept"
+        notes = (late if one.cut < len(task.text) else "", missed if one.cut else "")
+        yield task, Rewrite.of_kept(spans, note="; ".join(filter(None, notes)))
+
+
+class Pruning:
+    """One budget over the candidates. `tokens` they have together; `least` of them stay whatever is asked."""
+
+    def __init__(self, candidates: Sequence[Candidate], context: CompressionContext) -> None:
+        self._candidates, self._context = candidates, context
+        self._rebuilders = [Rebuilder(one.text, [atom.span for atom in one.atoms]) for one in candidates]
+        self._companions = [Companions(one.text, one.atoms, one.forced) for one in candidates]
+        places = [(n, i) for n, one in enumerate(candidates) for i in one.free]
+        worth = [candidates[n].worth[i] for n, i in places]
+        # By worth, then by place.
+        self._order = [places[k] for k in np.argsort(-np.array(worth), kind="stable")] if places else []
+        self._sizes: dict[tuple[int, bytes], int] = {}
+        self.tokens = sum(context.count(one.text) for one in candidates)
+
+    @cached_property
+    def least(self) -> int:
+        return self._size(())
+
+    def kept(self, target: float) -> list[list[Span]]:
+        """The spans of each candidate that stay, at most `target` tokens in all beside what must."""
+        order, context = self._order, self._context
+        lengths = [self._length(n, i) for n, i in order]
+        chars = sum(len(one.text) for one in self._candidates)
+        fixed = sum(
+            self._length(n, i) for n, one in enumerate(self._candidates) for i, must in enumerate(one.forced) if must
+        )
+        room = target * chars / self.tokens - fixed if self.tokens else 0.0
+        fit = most_that_fit(
+            len(order),
+            size_of=lambda k: self._size(order[:k]),
+            target=target,
+            guess=sum(1 for spent in itertools.accumulate(lengths) if spent <= room),
+            expired=context.expired,
+        )
+        chosen = filled(
+            list(range(fit)),
+            range(fit + 1, min(len(order), fit + 1 + _FILLERS)),
+            size_of=lambda chosen: self._size([order[k] for k in chosen]),
+            target=target,
+            expired=context.expired,
+        )
+        return [self._spans(n, keep) for n, keep in enumerate(self._masks([order[k] for k in chosen]))]
+
+    def _length(self, n: int, i: int) -> int:
+        atom = self._candidates[n].atoms[i]
+        return atom.end - atom.start + 1
+
+    def _masks(self, chosen: Sequence[tuple[int, int]]) -> list[list[bool]]:
+        masks = [one.forced.copy() for one in self._candidates]
+        for n, i in chosen:
+            masks[n][i] = True
+        return masks
+
+    def _spans(self, n: int, keep: list[bool]) -> list[Span]:
+        self._companions[n].join(keep)
+        return self._rebuilders[n].spans(keep)
+
+    def _size(self, chosen: Sequence[tuple[int, int]]) -> int:
+        """Tokens with these atoms beside the forced ones; a text whose choice was seen before is not counted again."""
+        total = 0
+        for n, mask in enumerate(self._masks(chosen)):
+            key = (n, bytes(mask))
+            if key not in self._sizes:
+                text = Rewrite.of_kept(self._spans(n, mask)).text(self._candidates[n].text)
+                self._sizes[key] = self._context.count(text)
+            total += self._sizes[key]
+        return total
+
+
+def time_to_judge(texts: Sequence[str], context: CompressionContext) -> Callable[[], float]:
+    """The seconds that are left until the choice must begin, which gets at most half of what there is now."""
+    held = min(sum(map(len, texts)) / _SPEED, context.remaining() / 2)
+    return lambda: max(0.0, context.remaining() - held)
+
+
+def _border(text: str, end: int, protected: Sequence[Span]) -> int:
+    """The last place up to `end` behind white space and in no protected span; 0 if there is none."""
+    at = bisect_left([span[0] for span in protected], end) - 1
+    if at >= 0 and protected[at][1] > end:
+        end = protected[at][0]
+    while end and not text[end - 1].isspace():
+        end -= 1
+    return end
+
+
+def _forced(text: str, atoms: Sequence[Atom]) -> list[bool]:
+    """Protected atoms, and small words that matter."""
+    forced = [atom.kind is AtomKind.FIXED for atom in atoms]
+    starts, ends = [atom.start for atom in atoms], [atom.end for atom in atoms]
+    for start, end in governing(text):
+        low, high = bisect_right(ends, start), bisect_left(starts, end)
+        for i in range(low, min(high + 1, len(atoms))):
+            forced[i] = forced[i] or i < high or atoms[i].kind is AtomKind.WORD
+    for start, end in kept_alone(text):
+        for i in range(bisect_right(ends, start), bisect_left(starts, end)):
+            forced[i] = True
+    return forced
