@@ -45,9 +45,13 @@ def governing(text: str) -> Iterator[Span]:
     return (match.span() for match in _GOVERNS.finditer(text))
 
 
-def kept_alone(text: str) -> Iterator[Span]:
-    """Characters that must stay and ask for no more: conjunctions, and CJK negations and modals with their verbs."""
-    yield from (match.span() for match in _JOINS.finditer(text))
+def joining(text: str) -> Iterator[Span]:
+    """Conjunctions, which must stay between what they join."""
+    return (match.span() for match in _JOINS.finditer(text))
+
+
+def bound(text: str) -> Iterator[Span]:
+    """CJK negations and modals with their verbs: characters that must stay together."""
     if _HAS_CJK.search(text):
         for pattern, before, after in _CJK_PATTERNS:
             for match in pattern.finditer(text):

@@ -1,7 +1,7 @@
 """The choice among the atoms of some texts that share a budget: which stay, given what each is worth."""
 
 import itertools
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,15 +12,17 @@ from numpy.typing import NDArray
 
 from .atoms import Atom, AtomKind, atoms_of
 from .base import FLOOR_NOTE, Task
+from .bonds import Bonds
 from .budget import filled, most_that_fit
 from .companions import Companions
 from .context import CompressionContext
-from .function_words import governing, kept_alone
 from .rebuild import Rebuilder
 from .result import LATE_NOTE, Rewrite, Span
 
 # After the best that fit, so many of the next are tried in the room that is left.
 _FILLERS = 16
+# What a negation or a modal is worth beyond the surprise of what it governs, in nats.
+_GOVERNS = 6.0
 # Characters a second for which the choice is made, at worst on one slow core.
 _SPEED = 60_000.0
 
@@ -46,22 +48,35 @@ class Candidate:
         return cls(head, cut, atoms, worth([atom.span for atom in atoms]))
 
     @cached_property
+    def bonds(self) -> Bonds:
+        """Which atoms stay or go together."""
+        return Bonds(self.text, self.atoms)
+
+    @cached_property
     def forced(self) -> list[bool]:
         """Atoms that stay whatever the budget. A text never vanishes: its best word stays, or whatever it has."""
-        forced = _forced(self.text, self.atoms)
+        forced = [atom.kind is AtomKind.FIXED for atom in self.atoms]
         if self.atoms and not any(forced):
             words = [i for i, atom in enumerate(self.atoms) if atom.kind is AtomKind.WORD]
             forced[max(words or [0], key=lambda i: (self.worth[i], -i))] = True
+        self.bonds.spread(forced)
         return forced
 
     @cached_property
-    def free(self) -> list[int]:
-        """Atoms that are chosen on their own."""
-        return [
-            i
-            for i, atom in enumerate(self.atoms)
-            if not self.forced[i] and atom.kind in (AtomKind.WORD, AtomKind.PUNCT)
-        ]
+    def free(self) -> list[tuple[int, float]]:
+        """Atoms that are chosen, with their worth: one of each group that stays together, worth as much as its best
+        and more, for without it others say the opposite.
+        """
+        found: list[tuple[int, float]] = []
+        for i, atom in enumerate(self.atoms):
+            if self.forced[i] or atom.kind not in (AtomKind.WORD, AtomKind.PUNCT) or i in self.bonds.joints:
+                continue
+            group = self.bonds.group(i)
+            if group is None:
+                found.append((i, float(self.worth[i])))
+            elif group[0] == i:
+                found.append((i, float(max(self.worth[j] for j in group)) + _GOVERNS))
+        return found
 
 
 def pruned(
@@ -91,8 +106,8 @@ class Pruning:
         self._candidates, self._context = candidates, context
         self._rebuilders = [Rebuilder(one.text, [atom.span for atom in one.atoms]) for one in candidates]
         self._companions = [Companions(one.text, one.atoms, one.forced) for one in candidates]
-        places = [(n, i) for n, one in enumerate(candidates) for i in one.free]
-        worth = [candidates[n].worth[i] for n, i in places]
+        places = [(n, i) for n, one in enumerate(candidates) for i, _ in one.free]
+        worth = [value for one in candidates for _, value in one.free]
         # By worth, then by place.
         self._order = [places[k] for k in np.argsort(-np.array(worth), kind="stable")] if places else []
         self._sizes: dict[tuple[int, bytes], int] = {}
@@ -128,16 +143,19 @@ class Pruning:
         return [self._spans(n, keep) for n, keep in enumerate(self._masks([order[k] for k in chosen]))]
 
     def _length(self, n: int, i: int) -> int:
-        atom = self._candidates[n].atoms[i]
-        return atom.end - atom.start + 1
+        one = self._candidates[n]
+        chosen = [one.atoms[j] for j in one.bonds.group(i) or (i,)]
+        return sum(atom.end - atom.start + 1 for atom in chosen)
 
     def _masks(self, chosen: Sequence[tuple[int, int]]) -> list[list[bool]]:
         masks = [one.forced.copy() for one in self._candidates]
         for n, i in chosen:
-            masks[n][i] = True
+            for j in self._candidates[n].bonds.group(i) or (i,):
+                masks[n][j] = True
         return masks
 
     def _spans(self, n: int, keep: list[bool]) -> list[Span]:
+        self._candidates[n].bonds.join(keep)
         self._companions[n].join(keep)
         return self._rebuilders[n].spans(keep)
 
@@ -167,17 +185,3 @@ def _border(text: str, end: int, protected: Sequence[Span]) -> int:
     while end and not text[end - 1].isspace():
         end -= 1
     return end
-
-
-def _forced(text: str, atoms: Sequence[Atom]) -> list[bool]:
-    """Protected atoms, and small words that matter."""
-    forced = [atom.kind is AtomKind.FIXED for atom in atoms]
-    starts, ends = [atom.start for atom in atoms], [atom.end for atom in atoms]
-    for start, end in governing(text):
-        low, high = bisect_right(ends, start), bisect_left(starts, end)
-        for i in range(low, min(high + 1, len(atoms))):
-            forced[i] = forced[i] or i < high or atoms[i].kind is AtomKind.WORD
-    for start, end in kept_alone(text):
-        for i in range(bisect_right(ends, start), bisect_left(starts, end)):
-            forced[i] = True
-    return forced
