@@ -4,6 +4,8 @@ Which texts are chunks the caller knows, or `finder` does. Not here: the blended
 """
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import NamedTuple
 
 from ..backend_engine.rope import LayerRopes
@@ -20,6 +22,8 @@ from .reposition import repositioned, require_movable
 from .selectors import AUTO, Repair
 from .store import ChunkStore, StoredChunk, TierStats
 from .warm import Ids, Prefiller, Warmer, WarmReport
+
+_LOADERS = 8  # chunks that are read from slow tiers at a time: threads that wait, checksum and copy without the GIL
 
 MODES = ("off", "prefix", "reuse", "blend")
 """Nothing, the engine's prefix tree alone, chunks as they are, chunks with selective recompute."""
@@ -82,6 +86,7 @@ class Reuser:
         require_movable(spec.ropes)
         assert min_tokens >= 1, min_tokens
         self._store = store
+        self._loaders = ThreadPoolExecutor(_LOADERS, thread_name_prefix="chunk-load")  # they end with the reuser
         self.finder = Finder(store, fingerprint=fingerprint, breaks=breaks, shortest=min_tokens)
         self._spec = spec
         self._ropes = LayerRopes(spec.ropes, device)
@@ -126,7 +131,10 @@ class Reuser:
         space = self._space(salt)
         fitting = self._anchors.fitting(ids, anchors, before=places[0].start)
         wanted = self._anchors.worth(fitting, salt=space.salt)
-        stored = {chunk: self._best(space, chunk, fitting) for chunk in dict.fromkeys(place.chunk for place in places)}
+        chunks = list(dict.fromkeys(place.chunk for place in places))
+        load = partial(self._best, space, anchors=fitting)
+        found_kv = self._loaders.map(load, chunks) if len(chunks) > 1 else map(load, chunks)
+        stored = dict(zip(chunks, found_kv, strict=True))
         placed: list[ReusedSpan] = []
         hits: list[SpanHit] = []
         for place in places:

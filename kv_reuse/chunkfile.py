@@ -10,16 +10,24 @@ import math
 import struct
 from typing import Any, BinaryIO
 
-import safetensors
 import safetensors.torch
 import torch
 import xxhash
+from torch import Tensor
 
 from ..backend_engine.types import KVBlock
 from .keys import FORMAT_VERSION, ChunkKey, ids_from_bytes, ids_to_bytes
 from .store import StoredChunk
 
 _LONGEST_HEADER = 1 << 16
+_DTYPES = {
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "I32": torch.int32,
+    "I8": torch.int8,
+}
 
 
 class DamagedChunk(Exception):
@@ -34,15 +42,16 @@ def encode(key: ChunkKey, chunk: StoredChunk) -> bytes:
     return safetensors.torch.save(tensors, metadata | {"checksum": _checksum(metadata, tensors)})
 
 
-def decode(data: bytes, *, key: ChunkKey) -> StoredChunk:
-    """The chunk in `data`; raises DamagedChunk unless it is, bit for bit, what was encoded under `key`."""
+def decode(data: bytes | Tensor, *, key: ChunkKey) -> StoredChunk:
+    """The chunk in `data`; raises DamagedChunk unless it is, bit for bit, what was encoded under `key`.
+
+    The chunk's tensors are views of `data` if that is a tensor, uint8 [bytes]; else of a copy.
+    """
+    raw = data if isinstance(data, Tensor) else torch.frombuffer(bytearray(data or b"-"), dtype=torch.uint8)
     try:
-        tensors = safetensors.torch.load(data)
-        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"]
-    except (safetensors.SafetensorError, ValueError, KeyError) as exc:
+        tensors, header = _opened(raw)
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as exc:
         raise DamagedChunk(f"not a complete safetensors file with metadata ({exc})") from exc
-    if header is None:  # which safetensors takes for no metadata
-        raise DamagedChunk("the metadata is null")
     position = header.get("position", "")
     if not (position.isascii() and position.isdigit() and len(position) < 10):
         raise DamagedChunk(f"position is {position!r}")
@@ -54,6 +63,34 @@ def decode(data: bytes, *, key: ChunkKey) -> StoredChunk:
         raise DamagedChunk("the checksum does not match the content")
     kv = KVBlock(tensors["k"], tensors["v"])
     return StoredChunk(tuple(tensors["ids"].tolist()), kv, int(position), flops=_flops(header))
+
+
+def _opened(raw: Tensor) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors of a safetensors file, as views, and its metadata; for what is none, whatever reading it raises.
+
+    The format's own library copies each tensor, which takes as long as reading it does.
+    """
+    whole = raw.numpy().data
+    end = 8 + int.from_bytes(whole[:8], "little")
+    if end > min(len(whole), _LONGEST_HEADER):
+        raise ValueError(f"a header of {end - 8} bytes in a file of {len(whole)}")
+    header = json.loads(bytes(whole[8:end]))
+    metadata, tensors, covered = header.pop("__metadata__"), {}, 0
+    if metadata is None:  # which safetensors takes for no metadata
+        raise DamagedChunk("the metadata is null")
+    if not isinstance(metadata, dict):
+        raise ValueError("the metadata is no object")
+    for name, entry in header.items():
+        dtype, shape, (first, last) = _DTYPES[entry["dtype"]], entry["shape"], entry["data_offsets"]
+        size = math.prod(shape) * dtype.itemsize
+        misplaced = first < 0 or last > len(whole) - end or (end + first) % dtype.itemsize
+        if misplaced or min(shape, default=0) < 0 or last - first != size:
+            raise ValueError(f"{name} of {shape} does not lie at {first} to {last}")
+        tensors[name] = raw[end + first : end + last].view(dtype).view(shape)
+        covered += size
+    if covered != len(whole) - end:
+        raise ValueError(f"{len(whole) - end} bytes for tensors of {covered}")
+    return tensors, metadata
 
 
 def read_ids(handle: BinaryIO) -> tuple[int, ...]:
@@ -111,7 +148,7 @@ def _metadata(key: ChunkKey, position: int, flops: float) -> dict[str, str]:
     }
 
 
-def _checksum(metadata: dict[str, str], tensors: dict[str, torch.Tensor]) -> str:
+def _checksum(metadata: dict[str, str], tensors: dict[str, Tensor]) -> str:
     # XXH3 runs at memory speed where BLAKE2b takes as long as the read; this guards against damage, not against attack.
     digest = xxhash.xxh3_128()
     digest.update(json.dumps(metadata, sort_keys=True).encode())

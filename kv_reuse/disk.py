@@ -15,6 +15,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
+import torch
+from torch import Tensor
+
 from ..prompt.errors import ConfigError
 from .chunkfile import DamagedChunk, decode, encode, read_flops, read_ids
 from .keys import ChunkKey
@@ -40,6 +43,16 @@ class _Entry(NamedTuple):
 
 def _write(handle: BinaryIO, data: bytes) -> None:
     handle.write(data)
+
+
+def _read(path: Path) -> Tensor:
+    """The whole file, uint8 [bytes]. Of one that is being cut short meanwhile, the rest is anything."""
+    with path.open("rb", buffering=0) as handle:
+        data = torch.empty(os.fstat(handle.fileno()).st_size, dtype=torch.uint8)
+        rest = data.numpy().data
+        while rest and (count := handle.readinto(rest)):
+            rest = rest[count:]
+    return data
 
 
 def _ids_in(path: Path) -> tuple[int, ...] | None:
@@ -90,7 +103,7 @@ class DiskStore(ChunkStore):
     def get(self, key: ChunkKey) -> StoredChunk | None:
         path = self._path(key)
         try:
-            chunk = decode(path.read_bytes(), key=key)
+            chunk = decode(_read(path), key=key)
         except FileNotFoundError:
             return self._missed()
         except OSError as exc:
