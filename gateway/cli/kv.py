@@ -1,5 +1,6 @@
 """`promptsluice kv`: the store of chunk KV on disk. What a running gateway holds in RAM is in its /metrics."""
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -121,15 +122,18 @@ def _show_blends(folder: Path) -> None:
         model = path.stem.removeprefix("blends-")[:8]
         for name, one in sorted(load_standings(path).items()):
             state = "off" if one.off else f"at least {one.least:.0%}" if one.least else "by policy"
-            table.add_row(
-                model, name or "(sent by clients)", str(one.checked), _shown(one.kl), _shown(one.agreement), state
-            )
+            seen = (str(one.checked), _shown(one.kl), _shown(one.agreement))
+            table.add_row(model, name or "(sent by clients)", *seen, state)
     if table.row_count:
         out().print(table)
 
 
 def _shown(interval: "Interval | None") -> str:
-    return "-" if interval is None else f"{interval.mean:.3f} ± {interval.high - interval.mean:.3f}"
+    """A mean and its 95 % interval; one check has none."""
+    if interval is None:
+        return "-"
+    half = interval.high - interval.mean
+    return f"{interval.mean:.3f} ± {half:.3f}" if math.isfinite(half) else f"{interval.mean:.3f}, once"
 
 
 def _embedded(policies: "PolicySet") -> "dict[str, EmbeddedBackend]":

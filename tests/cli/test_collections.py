@@ -57,9 +57,11 @@ def test_status_shows_what_blends_were_seen_to_lose(config: Path, tmp_path: Path
     gate = Gate(gate_file(tmp_path / "kv", "0123456789abcdef"))
     for kl in (0.1, 0.3):
         gate.record("docs", Sample(0.15, kl, 0.75), Bounds(1.0, 0.25, 0.0))
-    (row,) = [line for line in run("kv", "status", config=config).stdout.splitlines() if "docs" in line]
+    gate.record("few", Sample(0.15, 0.5, 0.25), Bounds(1.0, 0.25, 0.0))
+    few, row = sorted(run("kv", "status", config=config).stdout.splitlines()[-2:], key=lambda line: "docs" in line)
     assert row.split()[:5] == ["01234567", "docs", "2", "0.200", "±"]
     assert row.split()[6:] == ["0.750", "±", "0.000", "by", "policy"]
+    assert few.split()[1:] == ["few", "1", "0.500,", "once", "0.250,", "once", "by", "policy"]
 
 
 def test_status_without_a_disk_tier(tmp_path: Path) -> None:
