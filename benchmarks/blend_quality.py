@@ -110,18 +110,20 @@ def ends() -> tuple["Way", "Way"]:
     return Way(None, "full"), Way("bare")
 
 
-def ways(chosen: Sequence[str], anchors: Sequence[str], ratios: Sequence[float]) -> list[tuple["Way", "Repair"]]:
+def ways(
+    chosen: Sequence[str], anchors: Sequence[str], ratios: Sequence[float], plain: Sequence[str]
+) -> list[tuple["Way", "Repair"]]:
     from blend_forward import Way
     from promptsluice.kv_reuse import Repair
 
-    plain = [ends()[0], *(Way(anchor) for anchor in ANCHORS)]
+    unrepaired = [ends()[0], *(Way(anchor) for anchor in dict.fromkeys(("bare", *plain)))]
     blended = [
         (Way(anchor, method, ratio, 2 if method == TWICE else 1), methods()[method])
         for anchor in anchors
         for method in chosen
         for ratio in ratios
     ]
-    return [*((way, Repair()) for way in plain), *blended]
+    return [*((way, Repair()) for way in unrepaired), *blended]
 
 
 def main() -> None:
@@ -137,6 +139,7 @@ def main() -> None:
     parser.add_argument("--ratios", nargs="+", type=float, default=RATIOS)
     parser.add_argument("--methods", nargs="+", choices=tuple(METHODS), default=METHODS)
     parser.add_argument("--anchors", nargs="+", choices=ANCHORS, default=BLENDED_AFTER, help="of the blended chunks")
+    parser.add_argument("--plain", nargs="+", choices=ANCHORS, default=ANCHORS, help="of chunks used as stored")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--together", type=int, help="ways in one forward (8 on a CPU, 48 elsewhere)")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
@@ -176,7 +179,7 @@ def measured(
     longest = max(longest, *(max(map(len, case.anchors.values())) + options.cut + 8 for case in cases))
     bench, all_ways = (
         Bench(model, together=together, tokens=longest),
-        ways(options.methods, options.anchors, options.ratios),
+        ways(options.methods, options.anchors, options.ratios, options.plain),
     )
     anchors = dict.fromkeys(way.anchor for way, _ in all_ways if way.anchor is not None)
     rows: list[list[tuple[float, ...]]] = []

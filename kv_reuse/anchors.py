@@ -14,19 +14,12 @@ MOST_TOKENS = 1024  # a longer one costs more, each time that chunks are compute
 _REMEMBERED = 256
 
 FILLER = """\
-A small harbour town on the northern coast had, for most of its history, lived from fishing and from trade in \
-salt. In 1843 the first stone pier was built, and twenty years later a railway joined the town to the capital, \
-two hundred miles to the south. The population grew from about 900 to more than 7,000 within a generation. Among \
-those who came were John Miller, an engineer, and his sister Anna, who opened the first school for girls.
-
-The school is still in use today, although the building was changed several times: the roof was replaced after a \
-fire in 1911, and a library was added by the architect Peter Lang between 1926 and 1931. It holds some 40,000 \
-books, letters and maps. The novel "The Salt Road", which won a prize in 1958 and was made into a film by an \
-American director, is set in these rooms.
-
-Since the end of the fishing industry the town has lived mainly from visitors. A festival of music takes place \
-every second summer; the first one, in 1974, was attended by only three hundred people, the latest by over \
-twenty thousand.
+Minutes of the monthly meeting, room 214, begun at 9:30. Present: Ms Okafor (chair), Mr Lindqvist, Dr Ramos and two \
+guests from the supplier. The chair reported that the new pumps had been delivered on 12 March, nine days late, and \
+that three of the forty valves were found to be faulty. Mr Lindqvist explained the test in detail: each valve is held \
+at 16 bar for ten minutes, then opened and closed a hundred times. He proposed to return the whole lot. Dr Ramos \
+thought that this would cost more than it saves, since the plant must be running again before the end of the quarter. \
+It was agreed to replace the three valves only, and to check the others again in June.
 
 """
 """Any prose: a chunk behind it is computed in the midst of text, as it will stand in a prompt, not at a beginning."""

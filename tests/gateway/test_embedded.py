@@ -57,7 +57,7 @@ def test_chunks_are_computed_after_the_templates_beginning_and_some_prose(smollm
     chat = tokenizer.encode_chat([{"role": "user", "content": "Hello"}]).ids
     small, whole = anchor_of(tokenizer, room=512), anchor_of(tokenizer, room=8192)
     assert len(small) > 3 and chat[: len(small)] == small == whole[: len(small)]
-    assert FILLER.strip() in tokenizer.decode(whole) and 250 < len(whole) < MOST_TOKENS // 2
+    assert FILLER.strip() in tokenizer.decode(whole) and 200 < len(whole) < MOST_TOKENS // 2
 
 
 def test_spans_of_several_salts_become_one_reuse_in_their_order() -> None:
