@@ -15,6 +15,7 @@ from .checks import check_request
 from .drawing import Drawer
 from .grammar.compiler import GrammarCompiler
 from .grammar.filling import Masks
+from .kept_blends import KeptBlends
 from .loader import LoadedModel
 from .options import EngineOptions
 from .outputs import Outputs, detokenizer
@@ -78,6 +79,7 @@ class Engine:
         self.tree = RadixTree(
             self.allocator, page_size=options.page_size, naming=self.tier.naming, evicted=self.tier.put
         )
+        self.kept = KeptBlends(page_size=options.page_size)
         self.max_tokens = min(spec.max_context, pages * options.page_size)
         self._table = RunningTable(
             rows=options.max_running,
@@ -100,6 +102,7 @@ class Engine:
             pool=self.pool,
             allocator=self.allocator,
             tree=self.tree,
+            kept=self.kept,
             tier=self.tier,
             spans=span_loader(decoder, self.pool, side_stream),
             table=self._table,
@@ -284,6 +287,7 @@ class Engine:
             prompt_tokens=totals["prompt"],
             cached_tokens=self._scheduler.counts.cached_tokens,
             loaded_tokens=self._scheduler.counts.loaded_tokens,
+            blended_tokens=self._scheduler.counts.blended_tokens,
             queried_tokens=self._scheduler.counts.queried_tokens,
             reused_tokens=totals["reused"],
             recomputed_tokens=totals["recomputed"],

@@ -137,6 +137,7 @@ def _result(sequence: Sequence, reason: FinishReason) -> Result:
         completion_tokens=sequence.generated,
         cached_tokens=sequence.cached,
         loaded_tokens=min(sequence.loaded, sequence.cached),
+        blended_tokens=min(sequence.blended, sequence.cached),
         reused_tokens=sequence.reused - sequence.recomputed,
         recomputed_tokens=sequence.recomputed,
         queue_ms=1000 * ((sequence.admitted or now) - sequence.submitted),

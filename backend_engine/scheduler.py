@@ -200,6 +200,8 @@ class Scheduler:
             sequence.choose(first=sequence.computed)
             return
         sequence.computed = sequence.length if chunk.last else int(sequence.plan[sequence.ran])
+        if chunk.last:
+            self._pages.keep(sequence)
         self._pages.share(sequence)
         if chunk.last:
             sequence.phase = Phase.DECODE
@@ -271,6 +273,8 @@ class Scheduler:
             sequence.admitted = time.monotonic()
             sequence.cached = min(cached, sequence.prompt)
             sequence.loaded = loading
+            sequence.blended = 0 if sequence.kept is None else max(0, sequence.cached - sequence.kept.exact)
+            self.counts.blended_tokens += sequence.blended
             self.counts.cached_tokens += sequence.cached
             self.counts.queried_tokens += sequence.prompt if sequence.shares else 0
         sequence.cached = min(sequence.cached, cached)  # what was evicted meanwhile is computed after all

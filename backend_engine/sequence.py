@@ -15,6 +15,7 @@ from ..prompt.errors import PromptsluiceError
 from .detokenize import Detokenizer
 from .drafter import Drafter
 from .grammar.matcher import Matcher
+from .kept_blends import KeptBlend, Marks
 from .pages import Pages
 from .tiers.base import Fetch
 from .types import (
@@ -59,8 +60,8 @@ class Sequence:
     """`tokens[:length]` are the prompt and what was generated; the KV of the first `computed` of them is in the pool.
 
     While prefilling, `plan` lists the rows to run (places in key order, ascending), of which `ran` are done; rows of
-    reused spans may be missing from it. `limit` bounds what may enter the prefix tree: nothing computed after a reused
-    span may.
+    reused spans may be missing from it. `limit` bounds what may enter the prefix tree, where `marks` are above its ids:
+    nothing computed after a reused span may, before the whole prompt is.
     """
 
     request: GenerationRequest
@@ -84,6 +85,9 @@ class Sequence:
     probing: bool = False  # `plan` only shows which reused rows the prompt's end looks at
     attention: Tensor | None = None  # on each of the first `asked` keys, while probing
     limit: int = 0
+    kept: KeptBlend | None = None  # the blended prompt that it goes on from
+    marks: Marks = ()
+    digests: list[bytes] = field(default_factory=list)  # of its leading whole pages, once they were needed
     leader: "tuple[Sequence, int] | None" = None  # who computes a prefix that this one waits for, and its length
     drafter: Drafter | None = None  # from the first step on for which tokens are guessed
     logprobs: Tensor | None = None
@@ -91,12 +95,13 @@ class Sequence:
     first_logprobs: Tensor | None = None
     work: PrefillWork = NO_WORK
     kv: KVBlock | None = None
-    names: list[bytes] = field(default_factory=list)  # of the leading whole pages, as far as they were needed
+    names: dict[Marks, list[bytes]] = field(default_factory=dict)  # of the leading whole pages, as far as needed
     fetch: Fetch | None = None  # what a slow tier brings for it, once it was asked
     matcher: Matcher | None = None  # stands behind the newest token
     undecided: bool = False  # the next token has to be drawn by the host
     cached: int = 0
     loaded: int = 0  # of those cached, the tokens that a tier brought back
+    blended: int = 0  # of those cached, a blended prompt's
     reused: int = 0
     recomputed: int = 0
     furthest: int = 0  # `computed`, when the device had no memory for it
@@ -177,11 +182,12 @@ class Sequence:
             self.plan, self.repairable = rows[~inside[cached:]], None
         else:
             self.plan, self.repairable = rows, inside[cached:]
-        self.reused = int(np.count_nonzero(inside))
-        self.recomputed = 0
+        if spans or not self.generated:  # else it was preempted, and finds what it had blended
+            self.reused, self.recomputed = int(np.count_nonzero(inside)), 0
         self.spans = spans
         self.probing, self.attention = False, None
         self.limit = spans[0].start if spans else self.most
+        self.marks = () if self.kept is None else self.kept.marks
         self.ran = 0
         self.begun, self.computed = cached, cached - loading
         self.phase = Phase.PREFILL
@@ -233,6 +239,7 @@ class Sequence:
         self.row, self.computed, self.ran = -1, 0, 0
         self.pages, self.plan, self.spans, self.repairable = NO_PAGES, NO_ROWS, (), None
         self.probing, self.attention = False, None
+        self.kept, self.marks = None, ()
 
     def quota(self, count: int) -> int:
         """How many repairable rows of the plan's next `count` are recomputed.

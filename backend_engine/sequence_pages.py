@@ -6,6 +6,7 @@ Who gets any, and who loses some for it, is the scheduler's.
 import numpy as np
 import torch
 
+from .kept_blends import KeptBlend, KeptBlends, Marks, marked
 from .pages import PageAllocator, Pages
 from .pool import KVPool
 from .radix import Match, RadixTree, common_tokens
@@ -14,6 +15,7 @@ from .span_loads import SpanLoader, SpanWriter, Together
 from .table import RunningTable
 from .tiers.base import Loads, PrefixTier
 from .tiers.empty import NO_LOADS
+from .types import Blending
 
 _NO_MATCH = Match(NO_PAGES, -1, 0, 0)
 
@@ -27,6 +29,7 @@ class SequencePages:
         pool: KVPool,
         allocator: PageAllocator,
         tree: RadixTree,
+        kept: KeptBlends,
         tier: PrefixTier,
         spans: SpanLoader | SpanWriter,
         table: RunningTable,
@@ -35,16 +38,47 @@ class SequencePages:
         self._size = pool.page_size
         self._allocator = allocator
         self._tree = tree
+        self._kept = kept
         self._tier = tier
         self._spans = spans
         self._carried: Loads = NO_LOADS
         self._table = table
 
     def match(self, sequence: Sequence) -> Match:
-        """What the prefix tree has of a sequence now: all but the last token may be."""
+        """What the prefix tree has of a sequence now: all but the last token may be. Notes the blended prompt that it
+        is part of, where that gives more than what is exact."""
+        sequence.kept = None
         if not sequence.shares:
             return _NO_MATCH
-        return self._tree.match(sequence.ids[:-1], namespace=sequence.request.namespace)
+        plain, kept = self._known(sequence, ()), self._begun(sequence)
+        if kept is None or plain.tokens >= kept.tokens:
+            return plain
+        longer = self._known(sequence, kept.marks)
+        if self._reach(sequence, longer, kept.marks) <= self._reach(sequence, plain, ()):
+            return plain
+        sequence.kept = kept
+        return longer
+
+    def _known(self, sequence: Sequence, marks: Marks) -> Match:
+        return self._tree.match(marked(sequence.ids[:-1], marks), namespace=sequence.request.namespace)
+
+    def _reach(self, sequence: Sequence, match: Match, marks: Marks) -> int:
+        """How many tokens tree and tiers have now."""
+        behind = self._tier.match(self._names(sequence, marks)[len(match.pages) :])
+        return max(match.tokens, (len(match.pages) + behind) * self._size)
+
+    def _begun(self, sequence: Sequence) -> KeptBlend | None:
+        """The blended prompt that a sequence begins with, if it may go on from there; parts of it may be gone."""
+        wanted = sequence.request.blending
+        if wanted is None:
+            return None
+        return self._kept.find(sequence.ids, self._digests(sequence, sequence.length - 1), wanted)
+
+    def _digests(self, sequence: Sequence, tokens: int) -> list[bytes]:
+        whole = tokens // self._size
+        if len(sequence.digests) < whole:
+            sequence.digests = self._kept.digests(sequence.ids, namespace=sequence.request.namespace)
+        return sequence.digests[:whole]
 
     def placed(self, sequence: Sequence, *, spare: int) -> Match | None:
         """The prefix hit with which there are pages for a sequence now, and `spare` ones beside."""
@@ -70,31 +104,56 @@ class SequencePages:
         namespaces = sequence.request.namespace, leader.request.namespace
         if leader.phase is not Phase.PREFILL or not leader.shares or namespaces[0] != namespaces[1]:
             return 0
-        common = min(common_tokens(sequence.ids[:-1], leader.ids), leader.limit)
-        return common // self._size * self._size
+        common = common_tokens(sequence.ids[:-1], leader.ids)
+        wanted, kept = sequence.request.blending, self._keeps(leader)
+        goes_on = wanted is not None and kept is not None and kept.serves(wanted)
+        if goes_on and common_tokens(sequence.ids, leader.ids) >= leader.prompt:
+            return leader.prompt  # only when all of it is computed is it kept
+        exact = leader.limit if leader.kept is None else min(leader.limit, leader.kept.exact)
+        return min(common, exact) // self._size * self._size
+
+    def _keeps(self, sequence: Sequence) -> Blending | None:
+        """How well a prefilling sequence's prompt will be blended, if it will be kept as such."""
+        request = sequence.request
+        if request.blending is None or request.reuse is None or not sequence.spans or not sequence.shares:
+            return None
+        before = 1.0 if sequence.kept is None else sequence.kept.blending.ratio
+        return Blending(request.blending.way, min(before, request.reuse.share))
+
+    def keep(self, sequence: Sequence) -> None:
+        """The prompt is computed: what was blended of it may be found from now on, under a key of its own."""
+        blending = self._keeps(sequence)
+        if blending is None:
+            return
+        ids, digests = sequence.ids[: sequence.prompt], self._digests(sequence, sequence.prompt - 1)
+        kept = self._kept.add(ids, digests, blending, start=sequence.spans[0].start, behind=sequence.kept)
+        if kept is not None:
+            sequence.kept, sequence.marks, sequence.limit = kept, kept.marks, sequence.most
 
     def fetches(self, sequence: Sequence) -> bool:
         """Whether to wait for what a slow tier has of this one's prompt; it is asked once."""
         if sequence.fetch is None:
-            names = self._names(sequence)
-            known = len(self.match(sequence).pages) if names else 0
+            kept = self._begun(sequence) if sequence.shares else None
+            marks = () if kept is None else kept.marks
+            names = self._names(sequence, marks)
+            known = len(self._known(sequence, marks).pages) if names else 0
             sequence.fetch = self._tier.fetch(names[known:])
         return not sequence.fetch.done
 
-    def _names(self, sequence: Sequence) -> list[bytes]:
+    def _names(self, sequence: Sequence, marks: Marks) -> list[bytes]:
         """The names of all whole pages that may be loaded: all but the last token's."""
-        naming, names = self._tier.naming, sequence.names
+        naming = self._tier.naming
         if naming is None or not sequence.shares:
             return []
-        whole = (sequence.length - 1) // self._size
+        names, whole = sequence.names.setdefault(marks, []), (sequence.length - 1) // self._size
         if len(names) < whole:
             before = names[-1] if names else naming.start(sequence.request.namespace)
-            names += naming.extend(before, sequence.ids[len(names) * self._size : whole * self._size])
+            names += naming.extend(before, marked(sequence.ids, marks)[len(names) * self._size : whole * self._size])
         return names[:whole]
 
     def stored(self, sequence: Sequence, match: Match) -> list[bytes]:
         """The pages behind a match that a tier can load at once, by name."""
-        names = self._names(sequence)[len(match.pages) :]
+        names = self._names(sequence, () if sequence.kept is None else sequence.kept.marks)[len(match.pages) :]
         return names[: self._tier.match(names)]
 
     def take(self, sequence: Sequence, match: Match) -> None:
@@ -178,8 +237,8 @@ class SequencePages:
         """Give the prefix tree what it may know of a sequence's KV."""
         known = sequence.storable
         if known:
-            namespace = sequence.request.namespace
-            pages = self._tree.insert(sequence.ids[:known], sequence.pages, namespace=namespace, tail=tail)
+            namespace, keys = sequence.request.namespace, marked(sequence.ids[:known], sequence.marks)
+            pages = self._tree.insert(keys, sequence.pages, namespace=namespace, tail=tail)
             self._table.set_pages(sequence, pages)
 
     def release(self, sequence: Sequence) -> None:

@@ -19,10 +19,11 @@ import torch
 from ..prompt.errors import Overloaded, PromptsluiceError
 from .engine import Engine
 from .generation import Collector, Finished, Generation, Item, Mailbox, Waiter
+from .kept_blends import marked
 from .readings import Readings
 from .sequence import Sequence, Sink
 from .stats import EngineStats
-from .types import GenerationRequest, Result
+from .types import Blending, GenerationRequest, Result
 from .watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
@@ -170,9 +171,17 @@ class EngineService:
                 self._idle = None
         return None if result.finish_reason == "abort" else Finished(result, tuple(waiter.tokens))
 
-    def known_tokens(self, ids: TokenIds[int], *, namespace: str = "") -> int:
-        """About how many leading tokens of a prompt the prefix tree has now; from any thread."""
-        return self.engine.tree.known(np.asarray(ids, dtype=np.int64)[:-1], namespace=namespace)
+    def known_tokens(self, ids: TokenIds[int], *, namespace: str = "", blending: Blending | None = None) -> int:
+        """About how many leading tokens of a prompt the prefix tree has now, with `blending` also as part of a blended
+        prompt; from any thread."""
+        tree, kept, whole = self.engine.tree, self.engine.kept, np.asarray(ids, dtype=np.int64)
+        before, begun = whole[:-1], None
+        plain = tree.known(before, namespace=namespace)
+        if blending is not None:
+            begun = kept.find(whole, kept.digests(before, namespace=namespace), blending)
+        if begun is None or plain >= begun.tokens:
+            return plain
+        return max(plain, tree.known(marked(before, begun.marks), namespace=namespace))
 
     def stats(self) -> EngineStats:
         """The state after the last step."""

@@ -21,6 +21,7 @@ class EngineStats(TierStats):
     cached_tokens: int = 0
     queried_tokens: int = 0  # prompt tokens that were looked up in the prefix tree
     loaded_tokens: int = 0  # brought back by a tier, also for requests that were preempted
+    blended_tokens: int = 0  # of the cached ones, those of blended prompts
     reused_tokens: int = 0
     recomputed_tokens: int = 0
     generated_tokens: int = 0
@@ -36,4 +37,5 @@ class SchedulerCounts:
     preemptions: int = 0
     cached_tokens: int = 0
     loaded_tokens: int = 0
+    blended_tokens: int = 0
     queried_tokens: int = 0  # of prompts that were looked up in the prefix tree

@@ -5,7 +5,7 @@ Imports torch for types only.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from .params import SamplingParams
 
@@ -101,13 +101,33 @@ class Reuse:
     With neither `selector` nor `chooser` the rows of the spans are not computed at all ("reuse"). With a selector all
     rows run up to its layer and `ceil(ratio * rows)` of the repairable rows go on ("blend"), each chunk of the prefill
     choosing its share; with a chooser so many are chosen before the prefill. `ratio=1.0` equals a full prefill.
-    A request with spans never enters the prefix tree beyond the first span's start.
+    What is computed behind the first span's start enters the prefix tree under a key of its own, or not at all.
     """
 
     spans: tuple[ReusedSpan, ...]
     selector: RowSelector | None = None
     chooser: RowChooser | None = None
     ratio: float = 0.15
+
+    @property
+    def share(self) -> float:
+        """Of the spans' rows, what is recomputed."""
+        return 0.0 if self.selector is None and self.chooser is None else self.ratio
+
+
+class Blending(NamedTuple):
+    """How near reused rows come to a full prefill: the share `ratio` of them is recomputed, chosen as `way` says.
+
+    A request with one may go on from a prompt that was blended at least so well, and what it blends itself is kept for
+    those that go on from it; without one, only what a full prefill computed is found.
+    """
+
+    way: str
+    ratio: float
+
+    def serves(self, wanted: "Blending") -> bool:
+        """Whether what was blended so is good enough for who wants it blended as `wanted`."""
+        return self.ratio >= wanted.ratio and (self.way == wanted.way or not wanted.ratio)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +147,7 @@ class GenerationRequest:
     sampling: SamplingParams = field(default_factory=SamplingParams)
     grammar: "CompiledGrammar | None" = None
     reuse: Reuse | None = None
+    blending: Blending | None = None
     namespace: str = ""
     prefix_cache: bool = True
     prompt_logprobs: bool = False
@@ -193,8 +214,9 @@ NO_WORK = PrefillWork()
 class Result:
     """The counters of a finished request. Times in milliseconds from submission.
 
-    `cached_tokens` came from the prefix tree, `loaded_tokens` of them from a tier under it; `reused_tokens` from spans
-    without being recomputed; `recomputed_tokens` are rows of spans that were repaired. `prompt_logprobs` is float32
+    `cached_tokens` came from the prefix tree, `loaded_tokens` of them from a tier under it, `blended_tokens` of them
+    are a blended prompt's and not exact; `reused_tokens` came from spans without being recomputed; `recomputed_tokens`
+    are rows of spans that were repaired. `prompt_logprobs` is float32
     [prompt_tokens - 1], `first_logprobs` float32 [vocab], natural log, both on the CPU.
     """
 
@@ -203,6 +225,7 @@ class Result:
     completion_tokens: int
     cached_tokens: int = 0
     loaded_tokens: int = 0
+    blended_tokens: int = 0
     reused_tokens: int = 0
     recomputed_tokens: int = 0
     queue_ms: float = 0.0

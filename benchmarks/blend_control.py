@@ -4,7 +4,8 @@ Run: python benchmarks/blend_control.py [FOLDER] [--prompts 200] [--model NAME_O
      python benchmarks/blend_control.py --prompts 36 --longest 900   (two cores, two minutes)
 
 Prompts are drawn from one seed: short ones without documents, ones with one to six chunks of 40 to 400 tokens of the
-folder's texts, of which some are not stored, some repeat an earlier prompt whole (a prefix hit), and some begin as one.
+folder's texts, of which some are not stored, and repeats of an earlier prompt (a hit in the prefix tree, or of a kept
+blend).
 Each prompt takes the ways in a fresh order; each way has a prefix tree's namespace of its own. TTFT counts deciding,
 lookup and moving. The last lines compare sums and what was predicted with what came true. Must: the controller's sum is
 at most 1.03 times full prefill's. Not here: the answers' quality (blend_quality.py).
@@ -28,12 +29,13 @@ from ttft_rag import DEFAULT_FOLDER, QUESTION, SYSTEM, machine, read_chunks
 if TYPE_CHECKING:
     from promptsluice.backend_engine import ChatTokenizer
     from promptsluice.backend_engine.service import EngineService
+    from promptsluice.backend_engine.types import Reuse
     from promptsluice.kv_reuse import Reuser
     from promptsluice.kv_reuse.controller import Choice, Controller
     from promptsluice.kv_reuse.repeats import Beginnings
 
 FULL, CONTROLLED, ALWAYS = "full prefill", "controller", "always blended"
-RATIO = 0.15
+SELECTOR, RATIO = "auto", 0.15
 SIZES = (40, 80, 160, 300, 400)
 UNSTORED, REPEATED, SHORT = 0.25, 0.15, 0.3  # shares of the prompts
 
@@ -108,56 +110,58 @@ class Bench:
 
     def run(self, way: str, asked: Asked, seen: Seen) -> None:
         from promptsluice.backend_engine import GenerationRequest, SamplingParams
+        from promptsluice.backend_engine.types import Blending
+        from promptsluice.kv_reuse.controller import Way
         from promptsluice.kv_reuse.repeats import marks_of
 
         began = time.perf_counter()
-        reuse, choice = None, None
+        reuse, choice, blending = None, None, None
         if way == ALWAYS:
             reuse = self.reuser.plan(asked.ids, asked.spans, mode="blend", ratio=RATIO).reuse
         elif way == CONTROLLED and asked.spans:
             reuse, choice = self._decided(asked, seen)
+            blending = Blending(SELECTOR, RATIO) if choice is not None and choice.way in (Way.BLEND, Way.KEPT) else None
+        params = SamplingParams(temperature=0.0, max_tokens=1)
         result = self.service.run(
-            GenerationRequest(
-                ids=asked.ids, sampling=SamplingParams(temperature=0.0, max_tokens=1), reuse=reuse, namespace=way
-            )
+            GenerationRequest(ids=asked.ids, sampling=params, reuse=reuse, blending=blending, namespace=way)
         )
         seen.ttft[way].append((time.perf_counter() - began) * 1e3)
         if way == CONTROLLED:
             self.controller.ran(result.work, choice)
             marks = marks_of(asked.ids, tenant=CONTROLLED)
-            if reuse is not None:
+            if reuse is not None and not result.blended_tokens:
                 self.served.add(marks)
             elif choice is not None and choice.repeated:
                 self.served.forget(marks)
             if choice is not None and choice.seconds:
                 seen.errors.append(abs(result.work.seconds / choice.seconds - 1))
 
-    def _decided(self, asked: Asked, seen: Seen) -> "tuple[object, Choice | None]":
+    def _decided(self, asked: Asked, seen: Seen) -> "tuple[Reuse | None, Choice | None]":
         from dataclasses import replace
 
+        from promptsluice.backend_engine.types import Blending
         from promptsluice.kv_reuse import AUTO
         from promptsluice.kv_reuse.controller import Way
         from promptsluice.kv_reuse.repeats import marks_of
         from promptsluice.kv_reuse.work import Prompt
 
         prefix = self.service.known_tokens(asked.ids, namespace=CONTROLLED)
-        prompt = Prompt(tokens=len(asked.ids), prefix=prefix, spans=asked.spans)
-        if not self.controller.promising(prompt, mode="blend", ratio=RATIO, repair=AUTO):
+        kept = self.service.known_tokens(asked.ids, namespace=CONTROLLED, blending=Blending(SELECTOR, RATIO))
+        left = [(start, length) for start, length in asked.spans if start + length > max(prefix, kept)]
+        prompt = Prompt(tokens=len(asked.ids), prefix=prefix, spans=tuple(left), kept=kept)
+        if kept <= prefix and not self.controller.promising(prompt, mode="blend", ratio=RATIO, repair=AUTO):
             seen.ways[Way.UNTOUCHED] += 1
             return None, None
         began = time.perf_counter()
-        plan = self.reuser.plan(asked.ids, asked.spans, mode="blend", ratio=RATIO)
+        plan = self.reuser.plan(asked.ids, left, mode="blend", ratio=RATIO)
         tokens = Counter[str]()
         for hit in plan.hits:
             tokens[hit.tier] += hit.tokens
-        wanted = sum(length for _, length in asked.spans)
+        wanted = sum(length for _, length in left)
         self.controller.loaded(tokens, wanted=wanted, seconds=time.perf_counter() - began)
-        found = Prompt(tokens=len(asked.ids), prefix=prefix, spans=tuple((hit.start, hit.tokens) for hit in plan.hits))
-        if plan.reuse is None:
-            choice = self.controller.full(found)
-        else:
-            seen_before = self.served.sights(marks_of(asked.ids, tenant=CONTROLLED))
-            choice = self.controller.choose(found, mode="blend", ratio=RATIO, repair=AUTO, more=True, seen=seen_before)
+        found = replace(prompt, spans=tuple((hit.start, hit.tokens) for hit in plan.hits))
+        seen_before = self.served.sights(marks_of(asked.ids, tenant=CONTROLLED))
+        choice = self.controller.choose(found, mode="blend", ratio=RATIO, repair=AUTO, more=True, seen=seen_before)
         seen.ways[choice.way] += 1
         return (replace(plan.reuse, ratio=choice.ratio) if plan.reuse and choice.way is Way.BLEND else None), choice
 

@@ -38,7 +38,7 @@ from .wire import spliced
 _LARGE_BODY = 256 * 1024
 # The optimizer's steps keep their own deadlines; this is for what hangs, or loads a model for the first time.
 _OPTIMIZE_S = 30.0
-_KNOWN_AT_THE_END = ("cached", "loaded", "reused", "recomputed")
+_KNOWN_AT_THE_END = ("cached", "loaded", "blended", "reused", "recomputed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from ..backend_engine.generation import Finished
-from ..backend_engine.types import GenerationRequest, Reuse, SamplingParams
+from ..backend_engine.types import Blending, GenerationRequest, Reuse, SamplingParams
 from ..prompt.errors import PromptsluiceError
 from .gate import Bounds, Gate, Sample
 
@@ -29,13 +29,17 @@ class IdleRunner(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """A blended request to compare. `again` finds its stored KV once more, so that none is held while it waits."""
+    """A blended request to compare. `again` finds its stored KV once more, so that none is held while it waits.
+
+    `behind`: it went on from a blended prompt, found as such in a namespace of the prefix tree.
+    """
 
     ids: tuple[int, ...]
     again: Callable[[], Reuse | None]
     reused: int  # tokens that the blend's spans had
     collection: str
     bounds: Bounds
+    behind: tuple[Blending, str] | None = None
 
 
 class Checker:
@@ -87,7 +91,7 @@ class Checker:
     def compared(self, check: Check) -> Sample | None:
         """The blend against full prefill; None where idle time or the chunks are gone."""
         reuse = check.again()
-        if reuse is None or sum(span.kv.tokens for span in reuse.spans) != check.reused:
+        if (0 if reuse is None else sum(span.kv.tokens for span in reuse.spans)) != check.reused:
             return None
         plain = GenerationRequest(
             ids=check.ids,
@@ -98,9 +102,18 @@ class Checker:
             first_logprobs=True,
             idle=True,
         )
-        blend = self._patiently(replace(plain, reuse=reuse))
-        full = None if blend is None else self._patiently(plain)
-        return None if blend is None or full is None else _sample(full, blend, ratio=reuse.ratio)
+        asked = replace(plain, reuse=reuse)
+        if check.behind is not None:
+            blending, namespace = check.behind
+            asked = replace(asked, blending=blending, namespace=namespace, prefix_cache=True)
+        blend = self._patiently(asked)
+        if blend is None or (check.behind is not None and not blend.result.blended_tokens):
+            return None
+        full = self._patiently(plain)
+        if full is None:
+            return None
+        ratio = reuse.ratio if reuse is not None else check.behind[0].ratio if check.behind is not None else 0.0
+        return _sample(full, blend, ratio=ratio)
 
     def _patiently(self, request: GenerationRequest) -> Finished | None:
         until = time.monotonic() + self._patience_s

@@ -28,10 +28,12 @@ _KEPT = 64
 
 
 class Way(StrEnum):
-    """`UNTOUCHED`: too short for stored KV even to be looked up."""
+    """`UNTOUCHED`: too short for stored KV even to be looked up. `KEPT`: the prompt goes on from a blended one, and has
+    no stored KV behind it."""
 
     UNTOUCHED = "untouched"
     FULL = "full"
+    KEPT = "kept"
     REUSE = "reuse"
     BLEND = "blend"
 
@@ -90,16 +92,15 @@ class Controller:
         repair: Repair,
         more: bool = False,
         seen: Sequence[Sight] = (),
-        answers: int = 1,
     ) -> Choice:
         """The way for a prompt whose `spans` are loaded: what that took is spent.
 
         In mode "blend" the share `ratio` is recomputed; with `more`, the highest that takes hardly longer than it.
-        `seen` are beginnings of it that were served so before, `answers` the times that it is to be served now.
+        `seen` are beginnings of it that were blended before.
         """
         choice = self._best(prompt, mode=mode, ratio=ratio, repair=repair, more=more)
-        gains = prompt.left and _gains(choice)
-        if not gains or self._found_again(prompt, choice, seen=seen, answers=answers):
+        gains = choice.way is not Way.FULL and _gains(choice)
+        if not gains or self._found_again(prompt, choice, seen=seen):
             full = choice.full_seconds
             choice = Choice(way=Way.FULL, seconds=full, full_seconds=full, repeated=bool(gains))
         with self._lock:
@@ -135,7 +136,7 @@ class Controller:
         """Gauges by name: how often each way was taken, and how near its predictions come."""
         with self._lock:
             found = {f"reuse_decided_{way}": float(self._taken[way]) for way in Way}
-            for way in (Way.FULL, Way.REUSE, Way.BLEND):
+            for way in (Way.FULL, Way.KEPT, Way.REUSE, Way.BLEND):
                 found |= {f"reuse_{name}_{way}": value for name, value in self._drifts[way].readings().items()}
         names = {"rows": "reuse_cost_row_s", "steps": "reuse_cost_step_s", "pairs": "reuse_cost_pair_s"}
         found |= {names[name]: cost for name, cost in self._prefill.costs().items()}
@@ -144,6 +145,11 @@ class Controller:
 
     def _best(self, prompt: Prompt, *, mode: str, ratio: float, repair: Repair, more: bool = False) -> Choice:
         full = self._predicted(Way.FULL, self._counter.full(prompt))
+        if not prompt.left:
+            if prompt.kept <= prompt.prefix:
+                return Choice(way=Way.FULL, seconds=full, full_seconds=full)
+            seconds = self._predicted(Way.KEPT, self._counter.continued(prompt))
+            return Choice(way=Way.KEPT, ratio=ratio, seconds=seconds, full_seconds=full)
         if mode == "reuse":
             seconds = self._predicted(Way.REUSE, self._counter.reused(prompt))
             return Choice(way=Way.REUSE, seconds=seconds, full_seconds=full)
@@ -158,23 +164,17 @@ class Controller:
             ratio, seconds = free[-1] if free else (ratio, seconds)
         return Choice(way=Way.BLEND, ratio=ratio, seconds=seconds, full_seconds=full)
 
-    def _found_again(self, prompt: Prompt, choice: Choice, *, seen: Sequence[Sight], answers: int) -> bool:
-        """Whether a full prefill is cheaper over all times that the prompt is served: later ones find it in the tree.
+    def _found_again(self, prompt: Prompt, choice: Choice, *, seen: Sequence[Sight]) -> bool:
+        """Whether a full prefill is cheaper over all prompts that begin so: later ones find that in the tree.
 
-        How often it still comes nobody knows; what came so many times comes as often again. So a full prefill is paid
-        for once when what was spent instead has about reached its price, and the sum is at most twice the least one
+        How many still come nobody knows; what came so many times comes as often again. So a full prefill is paid for
+        once when what was spent instead has about reached its price, and the sum is at most twice the least one
         possible, as with renting and buying (Karlin, Manasse, Rudolph and Sleator 1988).
         """
-        if choice.seconds is None or choice.full_seconds is None:
+        full, each = choice.full_seconds, choice.seconds
+        if each is None or full is None:
             return False
-        later = (answers - 1) * self._behind(prompt, prompt.tokens)
-        full, stored = choice.full_seconds + later, answers * choice.seconds
-        if answers > 1 and stored >= _GAIN * full:
-            return True
-        return any(
-            full + (one.times + 1) * self._behind(prompt, one.tokens) < stored + (one.times + 1) * choice.seconds
-            for one in seen
-        )
+        return any(full + (one.times + 1) * self._behind(prompt, one.tokens) < (one.times + 2) * each for one in seen)
 
     def _behind(self, prompt: Prompt, tokens: int) -> float:
         """Seconds of a full prefill that finds the first `tokens` in the prefix tree."""

@@ -1,7 +1,8 @@
-"""Which beginnings of prompts were served with stored KV before, and how often.
+"""Which beginnings of prompts were blended before, and how often.
 
-What such a prompt computes enters no prefix tree. If it comes again, or a conversation goes on from it, a full prefill
-would have served all later ones from the tree: controller.py weighs that by what is remembered here.
+A blended prompt is found again as a whole, not by another one that only begins as it does: for other questions about
+the same documents a full prefill would serve all later ones from the prefix tree. controller.py weighs that by what is
+remembered here.
 """
 
 import hashlib
@@ -52,7 +53,7 @@ class Beginnings:
         return sorted(Sight(tokens, times) for times, tokens in longest.items())
 
     def add(self, marks: Marks) -> None:
-        """A prompt was served with stored KV. Its ends are forgotten before its beginning."""
+        """A prompt was blended. Its ends are forgotten before its beginning."""
         with self._lock:
             for mark in reversed(marks):
                 self._times[mark] = self._times.pop(mark, 0) + 1

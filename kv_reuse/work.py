@@ -10,16 +10,25 @@ from .selectors import Repair
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """`tokens` in all, of which the first `prefix` are in the prefix tree; `spans` (start, tokens) have stored KV."""
+    """`tokens` in all, of which the first `prefix` are in the prefix tree; `spans` (start, tokens) have stored KV.
+
+    The first `kept` are there as part of a blended prompt, which a full prefill must not use.
+    """
 
     tokens: int
     prefix: int
     spans: tuple[tuple[int, int], ...]
+    kept: int = 0
+
+    @property
+    def begun(self) -> int:
+        """Where the rows begin of a way that may use what was blended."""
+        return max(self.prefix, self.kept)
 
     @property
     def left(self) -> tuple[tuple[int, int], ...]:
-        """The spans behind the prefix, without the last token, which always runs."""
-        cut = ((max(start, self.prefix), min(start + length, self.tokens - 1)) for start, length in self.spans)
+        """The spans behind what the tree has, without the last token, which always runs."""
+        cut = ((max(start, self.begun), min(start + length, self.tokens - 1)) for start, length in self.spans)
         return tuple((start, stop - start) for start, stop in cut if start < stop)
 
 
@@ -47,8 +56,12 @@ class Counter:
     step_tokens: int
 
     def full(self, prompt: Prompt) -> Work:
-        """Everything behind the prefix."""
+        """Everything behind the exact prefix."""
         return self._of([(prompt.prefix, prompt.tokens - prompt.prefix)])
+
+    def continued(self, prompt: Prompt) -> Work:
+        """Everything behind the prefix that may be a blended prompt's."""
+        return self._of([(prompt.begun, prompt.tokens - prompt.begun)])
 
     def reused(self, prompt: Prompt, *, ratio: float = 0.0, repair: Repair | Reuse | None = None) -> Work:
         """What is not reused, and the share `ratio` of what is, with what naming these rows costs.
@@ -58,8 +71,8 @@ class Counter:
         """
         spans = prompt.left
         if not spans:
-            return self.full(prompt)
-        fresh, total = _gaps(spans, prompt.prefix, prompt.tokens), sum(length for _, length in spans)
+            return self.continued(prompt)
+        fresh, total = _gaps(spans, prompt.begun, prompt.tokens), sum(length for _, length in spans)
         quota = math.ceil(ratio * total - 1e-9)
         share = quota / total
         chosen = [(start + (length - length * share) / 2, length * share) for start, length in spans]

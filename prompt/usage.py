@@ -79,6 +79,7 @@ class Report:
     pruned: int = 0
     cached: int = 0
     loaded: int = 0
+    blended: int = 0  # of those cached, a blended prompt's, which this one goes on from
     reused: int = 0
     recomputed: int = 0
     tiers: dict[str, int] = field(default_factory=dict)

@@ -16,15 +16,16 @@ from .reuse_control import Decided
 from .reusing import Reused, reused
 
 
-def decided(
-    room: EngineRoom, call: Call, tokens: Tokens, *, answers: int, salts: Salts, background: Background
-) -> Decided | None:
-    """Look up what is stored where that may pay, and take what is fastest for so many answers; None where nothing may
-    be gained. What is missing, or could be better, is computed in the background for next time.
+def decided(room: EngineRoom, call: Call, tokens: Tokens, *, salts: Salts, background: Background) -> Decided | None:
+    """Look up what is stored where that may pay, and take what is fastest; None where nothing may be gained. What is
+    missing, or could be better, is computed in the background for next time.
     """
     began = time.perf_counter()
     own, retrieve, ids = salts.tenant(call.tenant), call.policy.retrieve, tokens.encoded.ids
     about = {"tenant": call.tenant, "collection": "" if retrieve is None else retrieve.collection}
+    blending = room.control.blending(call.policy, about["collection"])
+    exact = room.service.known_tokens(ids, namespace=call.tenant)
+    known = room.service.known_tokens(ids, namespace=call.tenant, blending=blending)
     found = reused(
         room,
         call.prompt,
@@ -32,18 +33,18 @@ def decided(
         call.policy.reuse,
         salt=partial(_salt, salts, call),
         own=own,
-        prefix=room.service.known_tokens(ids, namespace=call.tenant),
+        prefix=known,
         promising=lambda places: room.control.promising(ids, places, call.policy, **about),
     )
     _for_next_time(room, found, own, background)
-    if not found.wanted:
+    if not found.wanted and known <= exact:
         return None
-    if not found.looked_up:
+    if not found.looked_up and known <= exact:
         call.report.steps.append(_step("untouched", tokens, began, note="stored KV would gain nothing"))
         return None
     room.control.loaded(found.hits, wanted=found.wanted, seconds=time.perf_counter() - began)
-    taken = room.control.decided(ids, found.hits, found.reuse, call.policy, **about, again=found.again, answers=answers)
-    if taken.reuse is not None:
+    taken = room.control.decided(ids, found.hits, found.reuse, call.policy, **about, again=found.again)
+    if taken.blending is not None:
         call.report.tiers.update(taken.tiers)
     note = f"{found.note}; {taken.note}"
     call.report.steps.append(_step(taken.choice.way, tokens, began, note=note, choice=taken.choice))

@@ -261,12 +261,13 @@ class EmbeddedBackend(Backend):
         sampling = capped(parameters.sampling(room.defaults), prompt=len(ids), limit=room.limit)
         if tools is not None and grammar is None:
             sampling = replace(sampling, stop=(*sampling.stop, *tools.stops))
-        decided = self._decided(room, call, tokens, parameters.n)
+        decided = self._decided(room, call, tokens)
         request = GenerationRequest(
             ids=ids,
             sampling=sampling,
             grammar=grammar,
             reuse=None if decided is None else decided.reuse,
+            blending=None if decided is None else decided.blending,
             namespace=call.tenant,
             prefix_cache=policy.mode != "off",
             request_id=call.request_id,
@@ -274,12 +275,12 @@ class EmbeddedBackend(Backend):
         finished = partial(room.control.finished, decided=decided)
         return Ready.of([request], n=parameters.n, finished=finished)
 
-    def _decided(self, room: "EngineRoom", call: Call, tokens: "Tokens", answers: int) -> "Decided | None":
+    def _decided(self, room: "EngineRoom", call: Call, tokens: "Tokens") -> "Decided | None":
         from .decisions import decided
 
         if call.policy.reuse.mode not in ("reuse", "blend"):
             return None
-        return decided(room, call, tokens, answers=answers, salts=self._salts(), background=self._background)
+        return decided(room, call, tokens, salts=self._salts(), background=self._background)
 
     async def _engine(self) -> "EngineRoom":
         """The loaded engine; ModelUnavailable when it could not be loaded."""

@@ -64,6 +64,7 @@ class Ready:
             result = self.results[index]
             report.cached += result.cached_tokens
             report.loaded += result.loaded_tokens
+            report.blended += result.blended_tokens
             report.reused += result.reused_tokens
             report.recomputed += result.recomputed_tokens
             self.finished(result)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ...backend_engine.service import EngineService
-from ...backend_engine.types import PrefillWork, Result, Reuse
+from ...backend_engine.types import Blending, PrefillWork, Result, Reuse
 from ...kv_reuse.blend import SpanHit
 from ...kv_reuse.checking import Check, Checker
 from ...kv_reuse.controller import Choice, Controller, Way
@@ -23,13 +23,16 @@ from ...policies.schema import Policy
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decided:
-    """What the engine is given, what was predicted for it, and the tokens that each tier had.
+    """What the engine is given, what was predicted for it, and the tokens that each tier had, blended prompts (`KEPT`)
+    among them.
 
-    `marks` is what the prompt is known by when it comes again.
+    `blending` is how well what it may go on from was blended; None where only a full prefill's KV will do. `marks` is
+    what the prompt is known by when it comes again.
     """
 
     reuse: Reuse | None
     choice: Choice
+    blending: Blending | None = None
     tiers: Mapping[str, int] = field(default_factory=dict)
     check: Check | None = None
     marks: Marks = ()
@@ -39,6 +42,8 @@ class Decided:
         """For a person."""
         choice = self.choice
         way = f"{choice.way} at {choice.ratio:.0%}" if choice.way is Way.BLEND else str(choice.way)
+        if KEPT in self.tiers:
+            way += f", behind {self.tiers[KEPT]} tokens of a blended prompt"
         if choice.repeated:
             way += ", so that the prefix tree has it"
         if choice.seconds is None or choice.full_seconds is None:
@@ -85,10 +90,18 @@ class ReuseControl:
         reuse = policy.reuse
         if reuse.mode not in ("reuse", "blend"):
             return False
-        if reuse.mode == "blend" and self.gate.least(collection) is None:
+        blending = self.blending(policy, collection)
+        if blending is None:
             return self.gate.sampled(_bounds(policy))
-        prompt = self._prompt(ids, spans, tenant)
+        prompt = self._prompt(ids, spans, tenant, blending)
         return self.controller.promising(prompt, mode=reuse.mode, ratio=reuse.least_ratio, repair=_repair(policy))
+
+    def blending(self, policy: Policy, collection: str) -> Blending | None:
+        """How well a blended prompt must have been blended for a request to go on from it; None: it may not."""
+        if policy.reuse.mode == "reuse":
+            return Blending("", 0.0)
+        least = self.gate.least(collection) if policy.reuse.mode == "blend" else None
+        return None if least is None else Blending(policy.reuse.selector, max(policy.reuse.least_ratio, least))
 
     def decided(
         self,
@@ -100,42 +113,40 @@ class ReuseControl:
         tenant: str,
         collection: str,
         again: Callable[[], Reuse | None],
-        answers: int = 1,
     ) -> Decided:
-        """The way for a prompt of which `hits` were loaded as `reuse`; `again` does that once more, for a check.
-
-        `answers` are asked for at a time; each runs the prompt if stored KV is used, else one does for all.
-        """
-        prompt = self._prompt(ids, [(hit.start, hit.tokens) for hit in hits], tenant)
+        """The way for a prompt of which `hits` were loaded as `reuse`; `again` does that once more, for a check."""
+        blending = self.blending(policy, collection)
+        prompt = self._prompt(ids, [(hit.start, hit.tokens) for hit in hits], tenant, blending)
         marks = marks_of(ids, tenant=tenant)
-        least = self.gate.least(collection) if policy.reuse.mode == "blend" else 0.0
-        if reuse is None or least is None:
+        if blending is None:
             choice = self.controller.full(prompt)
         else:
             choice = self.controller.choose(
                 prompt,
                 mode=policy.reuse.mode,
-                ratio=max(policy.reuse.least_ratio, least),
+                ratio=blending.ratio,
                 repair=_repair(policy),
                 more=policy.reuse.ratio == "auto",
                 seen=self._served.sights(marks),
-                answers=answers,
             )
-        checked = LADDER[-1] if least is None else choice.ratio if choice.way is Way.BLEND else None
+        taken = choice.way in (Way.KEPT, Way.REUSE, Way.BLEND)
+        kept = prompt.kept - prompt.prefix if taken and prompt.kept > prompt.prefix else 0
+        checked = LADDER[-1] if blending is None else choice.ratio if taken and policy.reuse.mode == "blend" else None
         bounds, check = _bounds(policy), None
-        if reuse is not None and checked is not None and (least is None or self.gate.sampled(bounds)):
+        if (reuse or kept) and checked is not None and (blending is None or self.gate.sampled(bounds)):
             check = Check(
                 ids=tuple(ids),
                 again=lambda: _with_ratio(again(), checked),
-                reused=sum(span.kv.tokens for span in reuse.spans),
+                reused=sum(span.kv.tokens for span in reuse.spans) if reuse else 0,
                 collection=collection,
                 bounds=bounds,
+                behind=(blending, tenant) if blending is not None and kept else None,
             )
-        taken = reuse is not None and choice.way in (Way.REUSE, Way.BLEND)
         return Decided(
-            reuse=_with_ratio(reuse, choice.ratio) if taken else None,
+            reuse=_with_ratio(reuse, choice.ratio) if choice.way in (Way.REUSE, Way.BLEND) else None,
             choice=choice,
-            tiers=tokens_by_tier(hits),
+            blending=blending if taken else None,
+            tiers=tokens_by_tier(hits) | ({KEPT: kept} if kept else {}),
             check=check,
             marks=marks,
         )
@@ -149,7 +160,7 @@ class ReuseControl:
         self.controller.ran(result.work, None if decided is None else decided.choice)
         if decided is None:
             return
-        if decided.reuse is not None:
+        if decided.reuse is not None and not result.blended_tokens:
             self._served.add(decided.marks)
         elif decided.choice.repeated:
             self._served.forget(decided.marks)
@@ -164,9 +175,16 @@ class ReuseControl:
         """The gate's, by collection."""
         return self.gate.standings()
 
-    def _prompt(self, ids: Sequence[int], spans: Sequence[tuple[int, int]], tenant: str) -> Prompt:
+    def _prompt(
+        self, ids: Sequence[int], spans: Sequence[tuple[int, int]], tenant: str, blending: Blending | None
+    ) -> Prompt:
         prefix = self._service.known_tokens(ids, namespace=tenant)
-        return Prompt(tokens=len(ids), prefix=prefix, spans=tuple(spans))
+        kept = self._service.known_tokens(ids, namespace=tenant, blending=blending)
+        return Prompt(tokens=len(ids), prefix=prefix, spans=tuple(spans), kept=kept)
+
+
+KEPT = "kept"
+"""What is told as the tier of a blended prompt's own rows."""
 
 
 def tokens_by_tier(hits: Sequence[SpanHit]) -> dict[str, int]:

@@ -65,7 +65,7 @@ def reused(
     """What of a chat is stored, placed where it is needed: the encoded chunks under their segments' salts, and whatever
     of the other text is found under the salt `own`; nothing where these places are not `promising`.
 
-    The first `prefix` tokens are in the prefix tree, exact and free: only what goes on behind them is looked for. What
+    The first `prefix` tokens are in the prefix tree and free: only what goes on behind them is looked for. What
     the user asks at the end is always computed: its meaning is in what stands before it.
     """
     ids = tokens.encoded.ids

@@ -6,6 +6,7 @@ Nothing is set but the policy. On the real model: its chat template and its toke
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import httpx
 import pytest
 from langchain_core.documents import Document
 from langchain_core.messages import AIMessage
@@ -25,6 +26,7 @@ backends: {{local: {{kind: embedded, model: {model}, kv_memory: 512MiB, dtype: f
 kv_cache: {{path: {root}/kv, ram: 256MiB}}
 policies:
   recognise: {{extends: off, reuse: {{mode: blend}}}}
+  plain: {{extends: off}}
 """
 TOPICS = {
     "harbour": "The harbour of Valmy has three piers. The oldest one was built in 1843 from granite that came by ship.",
@@ -92,3 +94,35 @@ def test_the_second_question_over_documents_in_another_order_reuses_them(gateway
     assert cached(fewer) > fewer["input_tokens"] / 2
     stranger = ask(gateway, town, ["railway", "harbour"], "What does a ticket cost?", key=f"somebody in {town}")
     assert cached(stranger) == 0
+
+
+def test_a_follow_up_turn_goes_on_from_the_blended_prompt(gateway: Gateway) -> None:
+    """The documents stand in the first turn, blended; the second turn computes itself."""
+
+    def asked(turns: list[dict[str, str]], policy: str = "recognise") -> httpx.Response:
+        body = {"model": f"{MODEL}:{policy}", "messages": turns, "max_tokens": 8, "temperature": 0}
+        response = gateway.post(body, authorization="Bearer talker")
+        assert response.status_code == 200, response.text
+        return response
+
+    def stuffed(topics: Sequence[str], question: str) -> dict[str, str]:
+        context = "\n\n".join(document(topic, "Talkby").page_content for topic in topics)
+        return {"role": "user", "content": USER.format(context=context, question=question)}
+
+    asked([stuffed(["harbour", "railway", "museum"], "How many piers are there?")])
+    eventually(lambda: gateway.metric('promptsluice_backend{backend="local",name="kv_jobs"}') == 0)
+    first = stuffed(["museum", "harbour", "railway"], "On which day is the museum closed?")
+    blended = asked([first])
+    assert blended.headers["x-promptsluice-steps"] == "blend"
+    assert int(blended.headers["x-promptsluice-tokens-blended"]) == 0
+    turns = [first, blended.json()["choices"][0]["message"], {"role": "user", "content": "Who is its director?"}]
+    second = asked(turns)
+    assert second.headers["x-promptsluice-steps"] == "kept"
+    kept, cached = (int(second.headers[f"x-promptsluice-tokens-{name}"]) for name in ("blended", "cached"))
+    prompt = blended.json()["usage"]["prompt_tokens"]
+    assert 0.8 * prompt < kept <= cached and cached > prompt - 16
+    assert second.headers["x-promptsluice-kv-tiers"].startswith("kept=")
+    assert second.json()["usage"]["prompt_tokens_details"]["cached_tokens"] == cached
+    plain = asked(turns, "plain")
+    assert int(plain.headers["x-promptsluice-tokens-blended"]) == 0
+    assert int(plain.headers["x-promptsluice-tokens-cached"]) < prompt / 4

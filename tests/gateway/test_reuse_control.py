@@ -9,11 +9,13 @@ from prometheus_client import CollectorRegistry, generate_latest
 from promptsluice.backend_engine.engine import Engine
 from promptsluice.backend_engine.loader import LoadedModel, load_model
 from promptsluice.backend_engine.options import EngineOptions
+from promptsluice.backend_engine.params import SamplingParams
 from promptsluice.backend_engine.service import EngineService
-from promptsluice.backend_engine.types import GenerationRequest, PrefillWork, Result, SamplingParams
+from promptsluice.backend_engine.types import GenerationRequest, PrefillWork, Result
 from promptsluice.gateway.backends.reuse_control import Decided, ReuseControl
 from promptsluice.gateway.blend_metrics import BlendCollector
 from promptsluice.kv_reuse import RamStore, Reuser
+from promptsluice.kv_reuse.checking import Checker
 from promptsluice.kv_reuse.controller import Way
 from promptsluice.kv_reuse.gate import LADDER, Bounds, Sample
 from promptsluice.policies import Policy
@@ -58,9 +60,7 @@ def taught(control: ReuseControl, row_seconds: float) -> ReuseControl:
     return control
 
 
-def decide(
-    control: ReuseControl, reuser: Reuser, policy: Policy = BLEND, *, ids: tuple[int, ...] = IDS, answers: int = 1
-) -> Decided:
+def decide(control: ReuseControl, reuser: Reuser, policy: Policy = BLEND, *, ids: tuple[int, ...] = IDS) -> Decided:
     plan = reuser.plan(ids, SPANS, mode="blend", ratio=policy.reuse.least_ratio)
     return control.decided(
         ids,
@@ -70,12 +70,12 @@ def decide(
         tenant="",
         collection="docs",
         again=lambda: reuser.plan(ids, SPANS, mode="blend").reuse,
-        answers=answers,
     )
 
 
 def request(decided: Decided, ids: tuple[int, ...] = IDS) -> GenerationRequest:
-    return GenerationRequest(ids=ids, sampling=SamplingParams(temperature=0, max_tokens=1), reuse=decided.reuse)
+    params = SamplingParams(temperature=0, max_tokens=1)
+    return GenerationRequest(ids=ids, sampling=params, reuse=decided.reuse, blending=decided.blending)
 
 
 def as_predicted(result: Result, decided: Decided) -> Result:
@@ -111,24 +111,62 @@ def test_a_blend_is_predicted_run_compared_and_checked(
     assert control.readings()["reuse_real_s_blend"] > 0
 
 
-def test_a_follow_up_of_a_blended_prompt_is_prefilled_once_for_the_prefix_tree(
+def test_a_follow_up_turn_goes_on_from_the_blended_prompt_and_is_checked_as_a_blend(
+    control: ReuseControl, reuser: Reuser, service: EngineService
+) -> None:
+    taught(control, FAST)
+    first = decide(control, reuser)
+    control.finished(as_predicted(service.run(request(first)), first), first)
+    turn = (*IDS, *range(20, 40))
+    second = decide(control, reuser, ids=turn)
+    assert second.choice.way is Way.KEPT and second.reuse is None and second.check is not None
+    assert second.tiers["kept"] > 300 and "tokens of a blended prompt" in second.note
+    result = as_predicted(service.run(request(second, turn)), second)
+    assert result.blended_tokens > 300 and result.reused_tokens == 0
+    control.start()
+    control.finished(result, second)
+    while not control.standings():
+        pass
+    control.close()
+    standing = control.standings()["docs"]
+    assert (standing.checked, standing.dropped) == (1, 0) and standing.samples[0].kl > 0
+    off = decide(control, reuser, Policy(reuse=ReuseSpec(mode="prefix")), ids=turn)
+    assert off.choice.way is Way.FULL and off.blending is None
+    higher = BLEND.model_copy(update={"reuse": ReuseSpec(mode="blend", ratio=0.5)})
+    assert decide(control, reuser, higher, ids=turn).choice.way is not Way.KEPT
+    assert decide(control, reuser, ids=(*IDS[:-3], 70, 71, 72)).choice.way is Way.BLEND, "another question"
+
+
+def test_a_follow_up_of_a_blend_that_is_gone_is_not_checked(
+    control: ReuseControl, reuser: Reuser, service: EngineService
+) -> None:
+    taught(control, FAST)
+    first = decide(control, reuser)
+    service.run(request(first))
+    second = decide(control, reuser, ids=(*IDS, *range(20, 40)))
+    service.engine.tree.evict(1000)
+    assert second.check is not None
+    checker = Checker(service, control.gate)
+    assert checker.compared(replace(second.check, again=lambda: None, reused=0)) is None
+
+
+def test_a_document_that_is_asked_about_again_is_prefilled_once_for_the_prefix_tree(
     control: ReuseControl, reuser: Reuser, service: EngineService
 ) -> None:
     taught(control, FAST)
     policy = UNCHECKED.model_copy(update={"reuse": ReuseSpec(mode="blend", ratio=0.5)})
-    first = decide(control, reuser, policy)
+    asked = [(*IDS[:-3], *range(turn, turn + 20)) for turn in (20, 120, 220)]
+    first = decide(control, reuser, policy, ids=asked[0])
     assert first.choice.way is Way.BLEND
-    assert decide(control, reuser, policy, answers=8).choice.way is Way.FULL, "one prefill serves eight answers"
-    control.finished(as_predicted(service.run(request(first)), first), first)
-    turns = [(*IDS, *range(turn, turn + 20)) for turn in (20, 120)]
-    second = decide(control, reuser, policy, ids=turns[0])
+    control.finished(as_predicted(service.run(request(first, asked[0])), first), first)
+    second = decide(control, reuser, policy, ids=asked[1])
     assert second.choice.way is Way.FULL and second.reuse is None and "so that the prefix tree has it" in second.note
-    control.finished(as_predicted(service.run(request(second, turns[0])), second), second)
+    control.finished(as_predicted(service.run(request(second, asked[1])), second), second)
     about = {"tenant": "", "collection": "docs"}
-    assert not control.promising(turns[1], SPANS, policy, **about), "the tree has all of its chunks"
-    assert service.run(request(second, turns[1])).cached_tokens >= len(IDS)
+    assert not control.promising(asked[2], SPANS, policy, **about), "the tree has all of its chunks"
+    assert service.run(request(second, asked[2])).cached_tokens >= len(IDS) - 3
     service.engine.tree.evict(1000)
-    assert decide(control, reuser, policy, ids=turns[1]).choice.way is Way.BLEND, "the tree let go of it"
+    assert decide(control, reuser, policy, ids=asked[2]).choice.way is Way.BLEND, "the tree let go of it"
     other = (1, *IDS[1:])
     assert decide(control, reuser, policy, ids=other).choice.way is Way.BLEND, "another prompt of the same chunks"
 

@@ -1,6 +1,7 @@
 """The costs that are fitted, the work that is counted before it runs, and the way that is chosen by both."""
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -150,11 +151,28 @@ def test_auto_takes_more_rows_where_they_cost_nothing() -> None:
     )
 
 
+def test_what_goes_on_from_a_blend_is_predicted_by_what_is_behind_it() -> None:
+    controller = taught(COUNTER)
+    prompt = replace(LONG, prefix=16, kept=LONG.tokens - 30)
+    choice = controller.choose(prompt, mode="blend", ratio=0.15, repair=AUTO, seen=[Sight(1984, 9)])
+    assert choice.way is Way.KEPT and not choice.repeated
+    assert choice.seconds is not None and choice.full_seconds is not None
+    assert choice.seconds < 0.1 * choice.full_seconds
+    none = controller.choose(replace(prompt, spans=(), kept=16), mode="blend", ratio=0.15, repair=AUTO)
+    assert none.way is Way.FULL, "there is nothing to go on from"
+    little = controller.choose(replace(prompt, spans=(), kept=40), mode="blend", ratio=0.15, repair=AUTO)
+    assert little.way is Way.FULL, "exact rows for hardly more time"
+    half = controller.choose(replace(prompt, kept=LONG.spans[1][0]), mode="blend", ratio=0.15, repair=AUTO)
+    assert half.way is Way.BLEND, "what is behind it is stored"
+    exact = controller.full(prompt)
+    assert exact.seconds == pytest.approx(choice.full_seconds)
+
+
 def test_what_comes_again_is_prefilled_once_when_that_is_cheaper_in_the_end() -> None:
     controller = taught(COUNTER)
 
-    def way(ratio: float, *seen: Sight, mode: str = "blend", answers: int = 1) -> Way:
-        choice = controller.choose(LONG, mode=mode, ratio=ratio, repair=AUTO, seen=seen, answers=answers)
+    def way(ratio: float, *seen: Sight, mode: str = "blend") -> Way:
+        choice = controller.choose(LONG, mode=mode, ratio=ratio, repair=AUTO, seen=seen)
         assert choice.repeated == (choice.way is Way.FULL)
         return choice.way
 
@@ -168,7 +186,6 @@ def test_what_comes_again_is_prefilled_once_when_that_is_cheaper_in_the_end() ->
     before = next(times for times in range(1, 99) if way(0.05, Sight(1984, times)) is Way.FULL)
     spent = before * cheap.seconds + cheap.full_seconds  # at worst it never comes again
     assert before > 1 and spent < 2 * min((before + 1) * cheap.seconds, cheap.full_seconds)
-    assert way(0.3, answers=2) is Way.BLEND and way(0.3, answers=4) is Way.FULL, "each answer blends for itself"
 
 
 def test_wrong_predictions_correct_themselves_and_are_forgotten_when_unused() -> None:
