@@ -95,7 +95,8 @@ def methods() -> dict[str, "Repair"]:
 class RandomPlaces:
     """Any rows: what a method must beat."""
 
-    depth = None
+    depth: None = None
+    until = 1.0
 
     def choose(self, *, attention: object, offsets: "Tensor", quota: int) -> "Tensor":
         import torch

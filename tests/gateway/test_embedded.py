@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 from promptsluice.backend_engine import ChatTokenizer
-from promptsluice.backend_engine.types import KVBlock, Reuse, ReusedSpan, SamplingParams
+from promptsluice.backend_engine.params import SamplingParams
+from promptsluice.backend_engine.types import KVBlock, Reuse, ReusedSpan
 from promptsluice.gateway.backends.embedded import EmbeddedBackend
 from promptsluice.gateway.backends.engine_room import anchor_of, marks
 from promptsluice.gateway.backends.generations import capped, count_template
