@@ -7,6 +7,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
@@ -26,9 +27,12 @@ from . import (
     routes_tokenize,
 )
 from .backends.base import Backend
-from .edge import Edge, error_headers, log
+from .caller import caller_of
+from .edge import Edge, Scope, error_headers, log
 from .errors import on_the_wire
 from .house import Sluice
+from .keys.admission import admitted
+from .keys.ticket import Ticket
 from .metrics import Metrics
 from .openapi.document import document
 from .reload import watching
@@ -86,8 +90,20 @@ def create_app(
         max_body_bytes=limits.max_body_bytes,
         body_timeout_s=min(limits.request_timeout, _BODY_S),
         metrics=metrics,
+        admit=_admit,
     )
     return app
+
+
+async def _admit(scope: Scope) -> Ticket | None:
+    """The edge's question whom to let in; routes find the answer as the request's caller."""
+    sluice: Sluice = scope["app"].state.sluice
+    state = scope["state"]
+    stranger = caller_of(Headers(scope=scope), request_id=state["request_id"])
+    caller = await admitted(sluice, stranger, method=scope["method"], path=scope["path"])
+    if caller is not stranger:
+        state["caller"] = caller
+    return caller.ticket
 
 
 async def _own_error(request: Request, error: Exception) -> Response:

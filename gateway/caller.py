@@ -4,17 +4,25 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from ..policies import ApiKeySpec
+from .keys.ticket import Ticket
+
 # Client headers that go upstream; everything else, keys and cookies above all, stays here.
 _FORWARDED = frozenset({"idempotency-key", "openai-beta", "traceparent", "tracestate"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
-    """`headers` have lower-case names. `api_key` never shows in a repr."""
+    """`headers` have lower-case names. `api_key` never shows in a repr.
+
+    `key` is its entry in the policy file, if that has any. `ticket` is the request's account, where it has one.
+    """
 
     request_id: str
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     api_key: str | None = field(default=None, repr=False)
+    key: ApiKeySpec | None = None
+    ticket: Ticket | None = field(default=None, repr=False, compare=False)
 
     @property
     def tenant(self) -> str:

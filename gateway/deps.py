@@ -7,6 +7,7 @@ from fastapi import Depends, Request
 
 from .caller import Caller, caller_of
 from .house import Sluice
+from .keys.admission import identified
 
 
 async def _sluice(request: Request) -> AsyncIterator[Sluice]:
@@ -20,9 +21,11 @@ House = Annotated[Sluice, Depends(_sluice)]
 
 
 async def _known(request: Request, sluice: House) -> Caller:
-    """Unauthorized where the policy file lists keys and this is none of them."""
-    caller = caller_of(request.headers, request_id=request.state.request_id)
-    sluice.policy_set.authenticate(caller.api_key)
+    """Whom the edge has let in. Of routes that it leaves to themselves, whoever has an ordinary key."""
+    caller: Caller | None = request.scope["state"].get("caller")
+    if caller is None:
+        stranger = caller_of(request.headers, request_id=request.state.request_id)
+        caller = identified(sluice, stranger, scope="inference", what=request.url.path[:200])
     return caller
 
 

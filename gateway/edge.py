@@ -8,7 +8,7 @@ import re
 import time
 import traceback
 import uuid
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 from typing import Any
 
 from ..prompt import (
@@ -21,6 +21,7 @@ from ..prompt import (
     StorageFull,
 )
 from .errors import on_the_wire
+from .keys.ticket import Ticket
 from .metrics import Metrics
 
 Scope = MutableMapping[str, Any]
@@ -28,11 +29,13 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
+Admit = Callable[[Scope], "Awaitable[Ticket | None]"]
 
 log = logging.getLogger("promptsluice.gateway")
 
 _SANE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:\-]{0,127}")
 _SWALLOWED = 4
+_REFUSED_S = 5.0
 
 
 class ClientGone(Exception):
@@ -40,13 +43,17 @@ class ClientGone(Exception):
 
 
 class Edge:
-    """Wraps an ASGI application. A request body may have `max_body_bytes`, and `body_timeout_s` to arrive."""
+    """Wraps an ASGI application. A request body may have `max_body_bytes`, and `body_timeout_s` to arrive.
 
-    def __init__(self, app: App, *, max_body_bytes: int, body_timeout_s: float, metrics: Metrics) -> None:
+    `admit` is asked before a body is read, and raises for whom it does not let in.
+    """
+
+    def __init__(self, app: App, *, max_body_bytes: int, body_timeout_s: float, metrics: Metrics, admit: Admit) -> None:
         self._app = app
         self._max_body = max_body_bytes
         self._body_timeout_s = body_timeout_s
         self._metrics = metrics
+        self._admit = admit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -63,6 +70,46 @@ class Edge:
             self._metrics.http(route, scope["method"], exchange.status, time.perf_counter() - began)
 
     async def _serve(self, exchange: "_Exchange", scope: Scope, receive: Receive) -> None:
+        try:
+            exchange.ticket = await self._admit(scope)
+        except PromptsluiceError as error:
+            await self._turned_away(exchange, scope, receive, error)
+            return
+        try:
+            await self._let_in(exchange, scope, receive)
+        finally:
+            if exchange.ticket is not None:
+                exchange.ticket.close()
+
+    async def _turned_away(
+        self, exchange: "_Exchange", scope: Scope, receive: Receive, error: PromptsluiceError
+    ) -> None:
+        """Say why. A client that does not ask before it sends its body (`Expect`) only listens when it has sent it: so
+        that is let by, within bounds, and nothing of it is kept.
+        """
+        swallowed = False
+        if b"expect" not in dict(scope["headers"]):
+            try:
+                async with asyncio.timeout(_REFUSED_S):
+                    swallowed = await self._swallow(receive)
+            except TimeoutError:
+                pass
+            except ClientGone:
+                return
+        await exchange.fail(error, close=not swallowed)
+
+    async def _swallow(self, receive: Receive) -> bool:
+        """Whether the body has ended."""
+        size, more = 0, True
+        while more and size <= self._max_body:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGone
+            size += len(message.get("body", b""))
+            more = message.get("more_body", False)
+        return not more
+
+    async def _let_in(self, exchange: "_Exchange", scope: Scope, receive: Receive) -> None:
         try:
             async with asyncio.timeout(self._body_timeout_s):
                 body = await self._read_body(scope, receive)
@@ -136,16 +183,26 @@ class _Exchange:
         self.status = 499
         self.started = False
         self.complete = False
+        self.ticket: Ticket | None = None
         scope.setdefault("state", {})["request_id"] = self.request_id
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.started = True
             self.status = message["status"]
-            message["headers"] = [*message.get("headers", ()), (b"x-request-id", self.request_id.encode())]
+            message["headers"] = self._headers(message.get("headers", ()))
         elif message["type"] == "http.response.body" and not message.get("more_body", False):
             self.complete = True
         await self._send(message)
+
+    def _headers(self, given: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+        """With the request's id, and our limits instead of those of who was asked for the answer."""
+        own = [(b"x-request-id", self.request_id.encode())]
+        left = {} if self.ticket is None else self.ticket.headers()
+        if not left:
+            return [*given, *own]
+        own += [(name.encode(), value.encode()) for name, value in left.items()]
+        return [header for header in given if header[0].decode("latin-1").lower() not in left] + own
 
     async def fail(self, error: PromptsluiceError, *, close: bool = False) -> None:
         status, body, more = on_the_wire(self._path, error.status, error.to_wire(), request_id=self.request_id)

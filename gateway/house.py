@@ -12,6 +12,8 @@ from typing import Self
 from ..policies import PolicySet
 from .backends.base import Backend
 from .backends.registry import backends_of
+from .keys.counters import Counters
+from .keys.opening import counters_of
 from .metrics import Metrics
 from .optimization import Tools
 from .rooms import Rooms
@@ -23,11 +25,18 @@ class Sluice:
     """Holds what requests share. Open it with `await Sluice.open(policy_set)`, on the event loop that will use it."""
 
     def __init__(
-        self, policy_set: PolicySet, *, rooms: Rooms, backends: Mapping[str, Backend], metrics: Metrics
+        self,
+        policy_set: PolicySet,
+        *,
+        rooms: Rooms,
+        backends: Mapping[str, Backend],
+        metrics: Metrics,
+        counters: Counters,
     ) -> None:
         self.policy_set = policy_set
         self.backends = backends
         self.metrics = metrics
+        self.counters = counters
         self.readers = Workers("reading", threads=2, waiting=64)
         self.optimizers = Workers("optimizing", threads=2, waiting=64)
         self.librarians = Workers("collection", threads=4, waiting=64)
@@ -52,11 +61,13 @@ class Sluice:
         `backends` take the place of those of the same name in the policy file.
         """
         rooms, given = Rooms(policy_set), backends or {}
+        metrics = metrics or Metrics(models=policy_set.model_names())
         sluice = cls(
             policy_set,
             rooms=rooms,
             backends=_in_order(policy_set, {**backends_of(policy_set, rooms, replaced=given), **given}),
-            metrics=metrics or Metrics(models=policy_set.model_names()),
+            metrics=metrics,
+            counters=counters_of(policy_set, metrics.keys),
         )
         for backend in sluice.backends.values():
             await backend.start()
@@ -79,7 +90,7 @@ class Sluice:
             await _close(fresh.values())
             raise
         backends = _in_order(policy_set, {**kept, **fresh, **given})
-        return type(self)(policy_set, rooms=self.rooms, backends=backends, metrics=self.metrics)
+        return type(self)(policy_set, rooms=self.rooms, backends=backends, metrics=self.metrics, counters=self.counters)
 
     def _unchanged(self, policy_set: PolicySet) -> frozenset[str]:
         old, new = self.policy_set.backends, policy_set.backends
@@ -107,6 +118,7 @@ class Sluice:
     async def close(self) -> None:
         """Stop everything; requests that still run are cut off."""
         await _close(self.backends.values())
+        await self.counters.close()
         await self._close_workers()
 
     async def _close_workers(self) -> None:

@@ -10,6 +10,7 @@ from ..prompt import Report, Usage
 from .blend_metrics import BlendCollector
 from .cost_metrics import CostCollector
 from .engine_metrics import BackendCollector, EngineCollector
+from .keys.key_metrics import KeyMetrics
 from .rollout_metrics import RolloutMetrics, ShadowMetrics
 
 _METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"})
@@ -83,6 +84,7 @@ class Metrics:
         self._file_accepted.set(1)
         self._rollouts = RolloutMetrics(own, seconds=_SECONDS)
         self.shadows = ShadowMetrics(own, seconds=_SECONDS)
+        self.keys = KeyMetrics(own)
         self.engines = EngineCollector()
         own.register(self.engines)
         self.backends = BackendCollector()

@@ -13,6 +13,7 @@ from typing import Any
 
 from ..compressors.result import LATE
 from ..policies import Plan, Resolution
+from ..policies.keyring import require_collection
 from ..policies.rollout import beginning
 from ..prompt import (
     BadRequest,
@@ -30,7 +31,10 @@ from .caller import Caller
 from .edge import log
 from .failover import Able, Ask, C, anyone, complete
 from .house import Sluice
+from .keys.spending import Written, longest_answers, reserve
+from .keys.ticket import Ticket
 from .optimization import BUSY, Optimized, optimized, passed_over
+from .recall import HEADER as RECALLED
 from .recall import completed
 from .wire import spliced
 
@@ -63,6 +67,7 @@ async def answer(sluice: Sluice, raw: bytes, caller: Caller) -> Answer | Stream:
     began = time.perf_counter()
     prompt = await parse(sluice, raw)
     resolution = match(sluice, prompt, caller)
+    await reserve_for(caller, prompt)
     await available(sluice, resolution.backend)
     prepared = await prepare(sluice, prompt, resolution, request_id=caller.request_id, began=began, shadow=True)
     reply = await dispatch(sluice, prepared, caller)
@@ -104,13 +109,28 @@ def check_routing_fields(body: Mapping[str, Any]) -> None:
 def match(sluice: Sluice, prompt: Prompt, caller: Caller) -> Resolution:
     """Which policy and which backend."""
     check_routing_fields(prompt.body)
-    return sluice.policy_set.resolve(
+    resolution = sluice.policy_set.resolve(
         prompt.body["model"],
         headers=caller.headers,
         api_key=caller.api_key,
-        prompt_tokens=lambda: sum(estimated_tokens(segment.text) for segment in prompt.segments),
+        prompt_tokens=lambda: estimated_prompt(prompt),
         conversation=lambda: beginning(prompt),
     )
+    if resolution.policy.retrieve is not None:
+        asks = f", which the policy {resolution.policy_name!r} asks"
+        require_collection(caller.key, resolution.policy.retrieve.collection, by=asks)
+    return resolution
+
+
+async def reserve_for(caller: Caller, prompt: Prompt) -> None:
+    """Take what a chat may cost from the caller's limits; TokensLimited where there is no room for it."""
+    output = longest_answers(prompt.body)
+    await reserve(caller.ticket, prompt=lambda: estimated_prompt(prompt), output=output)
+
+
+def estimated_prompt(prompt: Prompt) -> int:
+    """About how many tokens a prompt has."""
+    return sum(estimated_tokens(segment.text) for segment in prompt.segments)
 
 
 async def prepare(
@@ -137,7 +157,7 @@ async def prepare(
     )
     outcome = Optimized(prompt=prompt)
     if resolution.policy.passthrough:
-        outcome.tokens_in = sum(estimated_tokens(segment.text) for segment in prompt.segments)
+        outcome.tokens_in = estimated_prompt(prompt)
     else:
         outcome = await _optimized(sluice, prompt, resolution, request_id)
     outcome.report_to(report)
@@ -231,9 +251,12 @@ def with_account(sluice: Sluice, prepared: Begun, reply: Answer | Stream, caller
     """The same reply with its headers, its entry in the metrics and, where asked for, its report."""
     headers = {**reply.headers, **prepared.report.headers()}
     wanted = caller.wants_report
+    ticket = None if headers.get(RECALLED) == "hit" else caller.ticket  # which costs nothing
     if isinstance(reply, Stream):
-        return Stream(frames=_accounted(sluice, prepared, reply, report=wanted), headers=headers)
+        return Stream(frames=_accounted(sluice, prepared, reply, report=wanted, ticket=ticket), headers=headers)
     ok = reply.status < 400
+    if ok and ticket is not None:
+        ticket.settle(reply.usage, estimate=prepared.report.tokens_out + len(reply.body) // 4)
     _finished(
         sluice, prepared, outcome="ok" if ok else "refused" if reply.status < 500 else "failed", usage=reply.usage
     )
@@ -243,20 +266,23 @@ def with_account(sluice: Sluice, prepared: Begun, reply: Answer | Stream, caller
     return Answer(body=body, status=reply.status, headers=headers, usage=reply.usage)
 
 
-async def _accounted(sluice: Sluice, prepared: Begun, reply: Stream, *, report: bool) -> AsyncGenerator[Frame, None]:
+async def _accounted(
+    sluice: Sluice, prepared: Begun, reply: Stream, *, report: bool, ticket: Ticket | None
+) -> AsyncGenerator[Frame, None]:
     """Pass the frames on and keep the books: first token, usage, how it ended. The report rides on the last frame."""
     outcome = "cancelled"
     usage: Usage | None = None
-    answered = False
+    written = Written()
     waited_s = 0.0
     held: Frame | None = None
     try:
         async with aclosing(reply.frames) as frames:
             async for item in frames:
                 usage = item.usage or usage
-                if item.content and not answered:
-                    answered = True
-                    waited_s = _first_token(sluice, prepared)
+                if item.content:
+                    if not written.tokens:
+                        waited_s = _first_token(sluice, prepared)
+                    written.add(item.data)
                 if item.failed:
                     outcome = "failed"
                 if held is not None and item.data:
@@ -269,7 +295,7 @@ async def _accounted(sluice: Sluice, prepared: Begun, reply: Stream, *, report: 
         if held is not None:
             yield replace(held, data=spliced(held.data, "promptsluice", prepared.report.to_wire()), usage=None)
         outcome = "ok" if outcome != "failed" else outcome
-        if answered and outcome == "ok":
+        if written.tokens and outcome == "ok":
             _learned(sluice, prepared, waited_s, usage)
     except Exception:
         outcome = "failed"
@@ -278,6 +304,9 @@ async def _accounted(sluice: Sluice, prepared: Begun, reply: Stream, *, report: 
         raise
     finally:
         _finished(sluice, prepared, outcome=outcome, usage=usage)
+        # Who leaves in the middle pays for what there was until then.
+        if ticket is not None and (usage is not None or written.tokens):
+            ticket.settle(usage, estimate=prepared.report.tokens_out + written.tokens)
 
 
 def _first_token(sluice: Sluice, prepared: Begun) -> float:

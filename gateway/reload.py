@@ -11,7 +11,8 @@ from pathlib import Path
 
 from fastapi import FastAPI
 
-from ..policies import PolicySet
+from ..policies import PolicySet, ServerSpec
+from ..policies.schema import LimitsSpec
 from ..prompt import ConfigError, PromptsluiceError
 from .backends.base import Backend
 from .edge import log, log_failure
@@ -114,11 +115,16 @@ def _load(path: Path, old: PolicySet) -> PolicySet:
     new = PolicySet.load(path)
     new.require_environment()
     fixed = [name for name in ("kv_cache", "collections", "models") if getattr(new, name) != getattr(old, name)]
-    if new.server.model_copy(update={"api_keys": ()}) != old.server.model_copy(update={"api_keys": ()}):
-        fixed.append("server (all but api_keys)")
+    if _fixed(new) != _fixed(old):
+        fixed.append("server (all but api_keys and limits)")
     if fixed:
         raise ConfigError(f"only a restart can change {', '.join(fixed)}", file=str(path))
     return new
+
+
+def _fixed(policy_set: PolicySet) -> ServerSpec:
+    """The server's settings but for those that may change while it runs."""
+    return policy_set.server.model_copy(update={"api_keys": (), "limits": LimitsSpec()})
 
 
 def _signature(path: Path) -> Signature:

@@ -2,12 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Depends, Request
 from pydantic import Field
 from starlette.responses import Response
 
+from ..policies.keyring import may_use_collection, require_collection
 from ..prompt import BadRequest, UnknownCollection
 from ..rag import Collections, Document
 from .bodies import Body, read_body
@@ -50,6 +51,15 @@ class Question(Body):
     top_k: int = 4
 
 
+async def _permitted(caller: Known, name: str) -> str:
+    """The collection in the path, where the caller's key may use it."""
+    require_collection(caller.key, name)
+    return name
+
+
+Permitted = Annotated[str, Depends(_permitted)]
+
+
 @router.post("")
 async def create(request: Request, sluice: House, caller: Known) -> Response:
     """Make an empty collection."""
@@ -57,6 +67,7 @@ async def create(request: Request, sluice: House, caller: Known) -> Response:
 
     def job(collections: Collections) -> dict[str, Any]:
         body = read_body(raw, NewCollection)
+        require_collection(caller.key, body.name)
         collections.create(body.name, max_tokens=body.max_tokens, overlap=body.overlap)
         return _info(collections, body.name)
 
@@ -66,32 +77,35 @@ async def create(request: Request, sluice: House, caller: Known) -> Response:
 @router.get("")
 async def list_all(sluice: House, caller: Known) -> Response:
     """All collections with their sizes."""
-    found = await _run(sluice, lambda collections: [_wire(info) for info in collections.list()])
+    found = await _run(
+        sluice,
+        lambda collections: [_wire(info) for info in collections.list() if may_use_collection(caller.key, info.name)],
+    )
     return _json({"object": "list", "data": found})
 
 
 @router.get("/{name}")
-async def get(sluice: House, caller: Known, name: str) -> Response:
+async def get(sluice: House, name: Permitted) -> Response:
     """One collection with its sizes."""
     return _json(await _run(sluice, lambda collections: _info(collections, name)))
 
 
 @router.delete("/{name}")
-async def delete(sluice: House, caller: Known, name: str) -> Response:
+async def delete(sluice: House, name: Permitted) -> Response:
     """Delete a collection with all its documents."""
     await _run(sluice, lambda collections: collections.delete(name))
     return _json({"object": "collection.deleted", "name": name, "deleted": True})
 
 
 @router.get("/{name}/documents")
-async def list_documents(sluice: House, caller: Known, name: str) -> Response:
+async def list_documents(sluice: House, name: Permitted) -> Response:
     """The ids of all documents."""
     ids = await _run(sluice, lambda collections: collections.get(name).document_ids())
     return _json({"object": "list", "data": [{"object": "document", "id": document} for document in ids]})
 
 
 @router.post("/{name}/documents")
-async def add_documents(request: Request, sluice: House, caller: Known, name: str, id: str | None = None) -> Response:
+async def add_documents(request: Request, sluice: House, name: Permitted, id: str | None = None) -> Response:
     """Add or replace documents: a JSON batch, or one text or Markdown file as the body with `?id=` and type text/*."""
     raw = await request.body()
     as_file = request.headers.get("content-type", "").lower().startswith("text/")
@@ -110,14 +124,14 @@ async def add_documents(request: Request, sluice: House, caller: Known, name: st
 
 
 @router.delete("/{name}/documents/{id:path}")
-async def delete_document(sluice: House, caller: Known, name: str, id: str) -> Response:
+async def delete_document(sluice: House, name: Permitted, id: str) -> Response:
     """Take one document out."""
     await _run(sluice, lambda collections: collections.get(name).delete(id))
     return _json({"object": "document.deleted", "id": id, "deleted": True})
 
 
 @router.post("/{name}/search")
-async def search(request: Request, sluice: House, caller: Known, name: str) -> Response:
+async def search(request: Request, sluice: House, name: Permitted) -> Response:
     """The chunks nearest to a question, best first, with their scores."""
     raw = await request.body()
 

@@ -15,6 +15,7 @@ from .backends.base import Answer, Stream, TextCall, estimated_tokens
 from .caller import Caller
 from .deps import House, Known
 from .house import Sluice
+from .keys.spending import longest_answers, reserve
 from .pipeline import Begun, asked, available, check_routing_fields, replied, with_account
 from .stream import EventStream
 
@@ -36,6 +37,7 @@ async def _answer(sluice: Sluice, raw: bytes, caller: Caller) -> Answer | Stream
     resolution = sluice.policy_set.resolve(
         body["model"], headers=caller.headers, api_key=caller.api_key, prompt_tokens=lambda: tokens
     )
+    await reserve(caller.ticket, prompt=lambda: tokens, output=longest_answers(body))
     await available(sluice, resolution.backend)
     reason = "a raw prompt has no segments"
     report = Report(policy="off", backend=resolution.backend, reason=reason, tokens_in=tokens, tokens_out=tokens)

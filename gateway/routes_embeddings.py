@@ -12,13 +12,15 @@ from numpy.typing import NDArray
 from pydantic import Field, ValidationError, ValidatorFunctionWrapHandler, field_validator
 from starlette.responses import Response
 
-from ..prompt import BadRequest, ContextTooLong, Report
+from ..policies.keyring import require_model
+from ..prompt import BadRequest, ContextTooLong, Report, Usage
 from ..prompt.jsontext import decode_text, parse, splice
 from .backends.base import Answer, Asked, Backend
 from .bodies import MAX_DEPTH, Body, read_body
 from .caller import Caller
 from .deps import House, Known
 from .house import Sluice
+from .keys.spending import reserve
 from .pipeline import Begun, asked, check_routing_fields, replied, with_account
 from .wire import dumps
 
@@ -63,10 +65,14 @@ async def embeddings(request: Request, sluice: House, caller: Known) -> Response
     """A vector of length 1 for each input. A text that is longer than the embedder reads is an error, never cut."""
     raw = await request.body()
     model = await sluice.readers.run(lambda: _model(raw))
+    await reserve(caller.ticket, prompt=lambda: len(raw) // 4)
     if model != sluice.policy_set.models.embedder:
         return await _passed_on(sluice, model, raw, caller)
+    require_model(caller.key, model)
     body = await sluice.readers.run(lambda: read_body(raw, Embeddings))
     texts, tokens = await sluice.librarians.run(lambda: _texts(sluice, body))
+    if caller.ticket is not None:
+        caller.ticket.settle(Usage(prompt_tokens=tokens), estimate=tokens)
     vectors: list[NDArray[np.float32]] = []
     for start in range(0, len(texts), _BATCH):
         batch = texts[start : start + _BATCH]
@@ -101,6 +107,8 @@ async def _passed_on(sluice: Sluice, model: str, raw: bytes, caller: Caller) -> 
     reply = await replied(sluice, begun, call, ask=ask, able=lambda backend: backend.relays)
     reply = with_account(sluice, begun, reply, caller)
     assert isinstance(reply, Answer), "nothing was asked to be streamed"
+    if caller.ticket is not None and reply.status < 400 and reply.usage is None:
+        caller.ticket.settle(None, estimate=len(raw) // 4)  # not by the size of the vectors
     return Response(reply.body, reply.status, dict(reply.headers), media_type="application/json")
 
 

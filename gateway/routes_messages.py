@@ -41,6 +41,7 @@ async def create_message(request: Request, sluice: House, caller: Known) -> Resp
     began = time.perf_counter()
     asked = await _read(sluice, await request.body())
     resolution = pipeline.match(sluice, asked.prompt, caller)
+    await pipeline.reserve_for(caller, asked.prompt)
     await pipeline.available(sluice, resolution.backend)
     prepared = await pipeline.prepare(
         sluice, asked.prompt, resolution, request_id=caller.request_id, began=began, shadow=True

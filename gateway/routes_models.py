@@ -7,8 +7,10 @@ from typing import Any
 from fastapi import APIRouter
 from starlette.responses import Response
 
+from ..policies.keyring import may_use_model
 from ..prompt import UnknownModel
 from .backends.base import ModelCard
+from .caller import Caller
 from .deps import House, Known
 from .house import Sluice
 from .wire import dumps
@@ -19,8 +21,8 @@ _CREATED = int(time.time())
 
 @router.get("/v1/models")
 async def list_models(sluice: House, caller: Known) -> Response:
-    """All models, each once, in the order of the policy file."""
-    cards = await _cards(sluice)
+    """All models that the key may use, each once, in the order of the policy file."""
+    cards = await _cards(sluice, caller)
     body = {"object": "list", "data": [_wire(card) for card in cards.values()]}
     return Response(dumps(body), media_type="application/json")
 
@@ -28,17 +30,18 @@ async def list_models(sluice: House, caller: Known) -> Response:
 @router.get("/v1/models/{model:path}")
 async def get_model(sluice: House, caller: Known, model: str) -> Response:
     """One model by its id."""
-    card = (await _cards(sluice)).get(model)
+    card = (await _cards(sluice, caller)).get(model)
     if card is None:
         raise UnknownModel(f"the model {model[:80]!r} does not exist", param="model")
     return Response(dumps(_wire(card)), media_type="application/json")
 
 
-async def _cards(sluice: Sluice) -> dict[str, ModelCard]:
+async def _cards(sluice: Sluice, caller: Caller) -> dict[str, ModelCard]:
     listed = await asyncio.gather(*(backend.models() for backend in sluice.backends.values()))
     cards: dict[str, ModelCard] = {}
     for card in (card for cards_of_one in listed for card in cards_of_one):
-        cards.setdefault(card.id, card)
+        if may_use_model(caller.key, card.id):
+            cards.setdefault(card.id, card)
     return cards
 
 

@@ -1,6 +1,7 @@
 """Field types of the policy file, with their checks. Messages repeat no value, for it may be a secret."""
 
 import re
+from datetime import UTC, date, datetime, timedelta
 from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, Field, Strict
@@ -47,6 +48,22 @@ def _redis_url(value: str) -> str:
     return value
 
 
+def _expiry(value: Any) -> Any:
+    """A day ends when the next one begins."""
+    if not isinstance(value, str):
+        return value
+    try:
+        if re.fullmatch(r"\d{4}-\d{2}-\d{2}", value):
+            day = date.fromisoformat(value) + timedelta(days=1)
+            return datetime(day.year, day.month, day.day, tzinfo=UTC)
+        moment = datetime.fromisoformat(value)
+    except (ValueError, OverflowError):
+        moment = None
+    if moment is None or moment.tzinfo is None:
+        raise ValueError("must be a day (2027-01-31) or a moment with its zone (2027-01-31T12:00:00Z)")
+    return moment.astimezone(UTC)
+
+
 def _version(value: Any) -> Any:
     # True and 1.0 equal 1 in Python, but a file that says so means something else.
     return value if type(value) is int else None
@@ -76,4 +93,5 @@ Slug = Annotated[str, AfterValidator(_slug)]
 Sha256 = Annotated[str, AfterValidator(_sha256)]
 RedisURL = Annotated[str, AfterValidator(_redis_url)]
 BaseURL = Annotated[str, AfterValidator(_base_url)]
+Expiry = Annotated[datetime, BeforeValidator(_expiry)]
 Version = BeforeValidator(_version)

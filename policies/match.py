@@ -1,7 +1,7 @@
 """Which policy and which backend a request gets: pure functions over names, globs and sizes."""
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -81,14 +81,19 @@ def matches(match: MatchSpec, facts: Facts) -> bool:
     return match.prompt_tokens.min <= tokens and (match.prompt_tokens.max is None or tokens <= match.prompt_tokens.max)
 
 
-def chosen_by_client(asked: str, how: str, *, own: Chosen, policies: Mapping[str, Policy]) -> Chosen:
-    """What a client asks for, where the policy that the file chooses lets it; such a request is part of no rollout.
+def chosen_by_client(
+    asked: str, how: str, *, own: Chosen, policies: Mapping[str, Policy], also: Sequence[str] = ()
+) -> Chosen:
+    """What a client asks for, where the policy that the file chooses lets it, or its key does (`also`); such a request
+    is part of no rollout.
 
     Forbidden else, and UnknownPolicy for a name that there is not. Names are listed only to who may choose among them.
     """
     allowed = policies[own.name].allow_client_policy
+    if allowed != ("*",):
+        allowed = (*allowed, *also)
     if asked != own.name and allowed != ("*",) and asked not in allowed:
-        may = ", ".join((own.name, *allowed))
+        may = ", ".join(dict.fromkeys((own.name, *allowed)))
         message = f"policy {asked[:80]!r} may not be chosen here; allowed: {may}"
         raise Forbidden(f"{message} (see allow_client_policy in the policy file)", code="policy_not_allowed")
     if asked not in policies:

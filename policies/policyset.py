@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path as FilePath
 from typing import Self
 
-from ..prompt import ConfigError, Unauthorized, UnknownModel, UnknownPolicy
+from ..prompt import ConfigError, UnknownModel, UnknownPolicy
 from .inherit import merged
+from .keyring import Keyring, may_use_model, require_model, require_policy
 from .load import PolicyFileError, parse_policy_text, read_policy_text
 from .match import (
     POLICY_HEADER,
@@ -40,6 +41,7 @@ BUILT_IN = "<policy>"
 """Stands for the file's name in errors about text that is in no file."""
 _SHARED_PASSWORD: Path = ("kv_cache", "shared", "password_env")
 _NO_ROUTE = None, RouteSpec(on_failure="open")
+_COUNTERS_PASSWORD: Path = ("server", "counters", "password_env")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +61,7 @@ class PolicySet:
     kv_cache: KVCacheSpec
     collections: CollectionsSpec
     models: ModelsSpec
+    keys: Keyring = field(repr=False, compare=False)
     _tree: Tree = field(repr=False, compare=False)
 
     @classmethod
@@ -88,6 +91,7 @@ class PolicySet:
             kv_cache=parsed.kv_cache,
             collections=parsed.collections,
             models=parsed.models,
+            keys=Keyring(parsed.server.api_keys),
             _tree=tree,
         )
 
@@ -104,14 +108,7 @@ class PolicySet:
 
     def authenticate(self, api_key: str | None) -> ApiKeySpec | None:
         """The entry of this key; None when the file lists no keys and everybody is let in. Unauthorized otherwise."""
-        if not self.server.api_keys:
-            return None
-        entry = self._key(api_key)
-        if entry is None:
-            raise Unauthorized(
-                "this API key is not known" if api_key else "an API key is needed: Authorization: Bearer"
-            )
-        return entry
+        return self.keys.authenticated(api_key)
 
     def resolve(
         self,
@@ -128,13 +125,15 @@ class PolicySet:
         default. Backend: the route's, else one that lists the model, else an upstream without a list.
         `prompt_tokens` may be a function; it is called only when a route asks for the size. `conversation` gives what
         tells conversations apart (rollout.py); what has none takes part in no rollout.
-        Raises UnknownPolicy, UnknownModel, and Forbidden when the client may not choose the policy that it asks for.
+        Raises UnknownPolicy, UnknownModel, and Forbidden when the client may not choose the policy that it asks for, or
+        its key may not use the policy or the model.
         """
         lowered = {name.lower(): value for name, value in (headers or {}).items()}
         base, suffix = split_suffix(
             model, is_model=self.model_names().__contains__, is_policy=self.policies.__contains__
         )
-        entry = self._key(api_key)
+        entry = self.keys.find(api_key)
+        require_model(entry, base)
         facts = Facts(
             model=base,
             headers=lowered,
@@ -144,18 +143,11 @@ class PolicySet:
             conversation=conversation,
         )
         place, route = next(((i, one) for i, one in enumerate(self.routes) if matches(one.match, facts)), _NO_ROUTE)
-        own = Chosen(name=self.default_policy, reason="default_policy")
-        if place is not None and route.policy is not None:
-            own = Chosen(name=route.policy, reason=f"route {place + 1}")
-        header = lowered.get(POLICY_HEADER, "").strip()
-        if header or suffix:
-            how = f"header {POLICY_HEADER}" if header else "model suffix"
-            chosen = chosen_by_client(header or suffix, how, own=own, policies=self.policies)
-        else:
-            chosen = own if route.rollout is None else drawn_into(route.rollout, facts, own=own)
+        chosen = self._chosen(lowered.get(POLICY_HEADER, "").strip(), suffix, route, place, facts, entry)
+        require_policy(entry, chosen.name)
         return Resolution(
             model=base,
-            backend=route.backend or self._backend(base),
+            backend=route.backend or self._backend(base, entry),
             policy=self.policy(chosen.name),
             policy_name=chosen.name,
             reason=chosen.reason,
@@ -167,50 +159,58 @@ class PolicySet:
             fail_closed=route.on_failure == "closed",
         )
 
-    def _backend(self, model: str) -> str:
+    def _chosen(
+        self, header: str, suffix: str, route: RouteSpec, place: int | None, facts: Facts, key: ApiKeySpec | None
+    ) -> Chosen:
+        """By the client, where it may; else by the route, the key or the file, in this order."""
+        may = None if key is None else key.policies
+        own = Chosen(name=self.default_policy, reason="default_policy")
+        if place is not None and route.policy is not None:
+            own = Chosen(name=route.policy, reason=f"route {place + 1}")
+        elif key is not None and may is not None and own.name not in may:
+            own = Chosen(name=may[0], reason=f"the first of API key {key.name!r}")
+        if header or suffix:
+            how = f"header {POLICY_HEADER}" if header else "model suffix"
+            return chosen_by_client(header or suffix, how, own=own, policies=self.policies, also=may or ())
+        if route.rollout is None or (may is not None and route.rollout.policy not in may):
+            return own
+        return drawn_into(route.rollout, facts, own=own)
+
+    def _backend(self, model: str, key: ApiKeySpec | None) -> str:
         found = serving(model, self.backends)
         if found is None:
-            known = ", ".join(self.model_names())
+            known = ", ".join(name for name in self.model_names() if may_use_model(key, name))
             raise UnknownModel(f"the model {model[:80]!r} does not exist; known: {known}", param="model")
         return found
 
-    def _key(self, api_key: str | None) -> ApiKeySpec | None:
-        if not api_key:
-            return None
-        hashed = digest(api_key)
-        for entry in self.server.api_keys:
-            secret = os.environ.get(entry.env) if entry.env else None
-            if hashed == (digest(secret) if secret else entry.sha256):
-                return entry
-        return None
-
     def key_digests(self) -> tuple[str, ...]:
         """The SHA-256 digests, in hex, of the API keys that are listed and known."""
-        secrets = [(key, os.environ.get(key.env) if key.env else None) for key in self.server.api_keys]
-        found = [digest(secret) if secret else key.sha256 for key, secret in secrets]
-        return tuple(one for one in found if one is not None)
+        return self.keys.digests()
 
     def upstream_key(self, backend: str) -> str | None:
         """The key for an upstream from its environment variable, None where it needs none. ConfigError when unset."""
         spec = self.backends[backend]
-        if not isinstance(spec, OpenAIBackend) or spec.api_key_env is None:
+        if not isinstance(spec, OpenAIBackend):
             return None
-        key = os.environ.get(spec.api_key_env)
-        if not key:
-            line = self._tree.line(("backends", backend, "api_key_env"))
-            raise ConfigError(f"environment variable {spec.api_key_env} is not set", file=self.file, line=line)
-        return key
+        return self._secret(spec.api_key_env, ("backends", backend, "api_key_env"))
 
     def shared_cache_password(self) -> str | None:
         """The password of the shared chunk store, None where it needs none. ConfigError when unset."""
         shared = self.kv_cache.shared
-        if shared is None or shared.password_env is None:
+        return None if shared is None else self._secret(shared.password_env, _SHARED_PASSWORD)
+
+    def counters_password(self) -> str | None:
+        """The password of the server that counts limits, None where it needs none. ConfigError when unset."""
+        counters = self.server.counters
+        return None if counters is None else self._secret(counters.password_env, _COUNTERS_PASSWORD)
+
+    def _secret(self, variable: str | None, path: Path) -> str | None:
+        if variable is None:
             return None
-        password = os.environ.get(shared.password_env)
-        if not password:
-            line = self._tree.line(_SHARED_PASSWORD)
-            raise ConfigError(f"environment variable {shared.password_env} is not set", file=self.file, line=line)
-        return password
+        secret = os.environ.get(variable)
+        if not secret:
+            raise ConfigError(f"environment variable {variable} is not set", file=self.file, line=self._tree.line(path))
+        return secret
 
     def unset_environment(self) -> tuple[Problem, ...]:
         """The environment variables that the file names and that are unset or empty, with their lines."""
@@ -221,6 +221,8 @@ class PolicySet:
         ]
         if self.kv_cache.shared is not None:
             named.append((_SHARED_PASSWORD, self.kv_cache.shared.password_env))
+        if self.server.counters is not None:
+            named.append((_COUNTERS_PASSWORD, self.server.counters.password_env))
         named += [(("server", "api_keys", i, "env"), key.env) for i, key in enumerate(self.server.api_keys)]
         return tuple(
             Problem(self._tree.line(path), f"environment variable {variable} is not set")

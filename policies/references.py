@@ -25,7 +25,7 @@ def check_references(data: Mapping[str, Any]) -> Iterator[Complaint]:
     yield from _policy_names(policies)
     yield from _extends(policies, names)
     yield from _allowed(policies, names)
-    yield from _repeated(keys)
+    yield from _keys(_sequence(_mapping(data, "server"), "api_keys"), names)
     yield from _fallbacks(_mapping(data, "backends"), backends)
     for i, route in enumerate(_sequence(data, "routes")):
         if isinstance(route, Mapping):
@@ -75,10 +75,23 @@ def _allowed(policies: Mapping[str, Any], names: list[str]) -> Iterator[Complain
             yield from _known(allowed, ("policies", name, "allow_client_policy", i), "policy", names)
 
 
-def _repeated(keys: list[Any]) -> Iterator[Complaint]:
-    for i, name in enumerate(keys):
-        if isinstance(name, str) and name in keys[:i]:
-            yield ("server", "api_keys", i, "name"), f"API key name {name[:60]!r} is given twice"
+def _keys(keys: tuple[Any, ...], policies: list[str]) -> Iterator[Complaint]:
+    """Names and digests stand once; the policies of a key exist."""
+    names: set[str] = set()
+    digests: set[str] = set()
+    for i, key in enumerate(keys):
+        path: Path = ("server", "api_keys", i)
+        name, digest = (key.get(field) if isinstance(key, Mapping) else None for field in ("name", "sha256"))
+        if isinstance(name, str):
+            if name in names:
+                yield (*path, "name"), f"API key name {name[:60]!r} is given twice"
+            names.add(name)
+        if isinstance(digest, str):
+            if digest.lower() in digests:
+                yield (*path, "sha256"), f"the key of {str(name)[:60]!r} is given twice"
+            digests.add(digest.lower())
+        for j, policy in enumerate(_sequence(key, "policies")):
+            yield from _known(policy, (*path, "policies", j), "policy", policies)
 
 
 def _known(name: Any, path: Path, what: str, names: list[str]) -> Iterator[Complaint]:

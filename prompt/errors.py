@@ -11,6 +11,8 @@
     │   └── UnknownCollection         code collection_not_found
     ├── Conflict                 409  conflict_error
     ├── PayloadTooLarge          413  invalid_request_error, code payload_too_large
+    ├── RateLimited              429  requests, code rate_limit_exceeded, Retry-After
+    │   └── TokensLimited             type tokens
     ├── ConfigError                   a policy file: file, line
     ├── UpstreamError            502  upstream_error
     ├── UpstreamTimeout          504  upstream_error, code upstream_timeout
@@ -123,6 +125,28 @@ class PayloadTooLarge(PromptsluiceError):
     status = 413
     type = "invalid_request_error"
     default_code = "payload_too_large"
+
+
+class RateLimited(PromptsluiceError):
+    """A key has used up what it may do. `retry_after` (seconds) becomes the Retry-After header; None: never.
+
+    The types `requests` and `tokens` are OpenAI's own.
+    """
+
+    status = 429
+    type = "requests"
+    default_code = "rate_limit_exceeded"
+
+    def __init__(self, message: str, *, retry_after: float | None) -> None:
+        wait = {} if retry_after is None else {"retry-after": str(max(1, math.ceil(retry_after)))}
+        super().__init__(message, headers=wait)
+        self.retry_after = retry_after
+
+
+class TokensLimited(RateLimited):
+    """The same for tokens."""
+
+    type = "tokens"
 
 
 class ConfigError(PromptsluiceError):

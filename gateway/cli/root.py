@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from . import collections, demo, kv, models, policy, serve
+from . import collections, demo, keys, kv, models, policy, serve
 from .console import CleanErrors
 
 app = typer.Typer(
@@ -43,5 +43,6 @@ app.command("serve")(serve.serve)
 app.command("demo")(demo.demo)
 app.add_typer(models.app, name="models")
 app.add_typer(policy.app, name="policy")
+app.add_typer(keys.app, name="keys")
 app.add_typer(collections.app, name="collections")
 app.add_typer(kv.app, name="kv")

@@ -19,22 +19,27 @@ from .backends import (
 )
 from .base import Spec
 from .file import PolicyFile
+from .keys import ORDINARY_SCOPES, SCOPES, ApiKeySpec, CountersSpec, LimitsSpec, Scope
 from .policy import CacheSpec, CompressSpec, Policy, ProtectSpec, QualitySpec, RetrieveSpec, ReuseSpec
 from .routes import MatchSpec, RolloutSpec, RouteSpec, TokenRange
-from .server import ApiKeySpec, ResponsesSpec, ServerSpec
+from .server import ResponsesSpec, ServerSpec
 from .stores import CollectionsSpec, KVCacheSpec, ModelsSpec, SharedCacheSpec
 
 __all__ = [
     "DEFAULT_BACKEND",
+    "ORDINARY_SCOPES",
+    "SCOPES",
     "ApiKeySpec",
     "Backend",
     "BreakerSpec",
     "CacheSpec",
     "CollectionsSpec",
     "CompressSpec",
+    "CountersSpec",
     "EmbeddedBackend",
     "FallbackSpec",
     "KVCacheSpec",
+    "LimitsSpec",
     "MatchSpec",
     "ModelsSpec",
     "OpenAIBackend",
@@ -49,6 +54,7 @@ __all__ = [
     "ReuseSpec",
     "RolloutSpec",
     "RouteSpec",
+    "Scope",
     "ServerSpec",
     "SharedCacheSpec",
     "Spec",

@@ -1,26 +1,13 @@
 """The section `server`: the HTTP server, its limits and its keys."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from ..fields import EnvironmentName, Items, Seconds, Sha256, Text
+from ..fields import Items, Seconds, Text
 from ..sizes import Bytes
 from .base import Spec
-
-
-class ApiKeySpec(Spec):
-    """A key that clients may use, by its digest or by the environment variable that holds it."""
-
-    name: Text
-    sha256: Sha256 | None = None
-    env: EnvironmentName | None = None
-
-    @model_validator(mode="after")
-    def _one_source(self) -> "ApiKeySpec":
-        if (self.sha256 is None) == (self.env is None):
-            raise ValueError("give exactly one of sha256 and env")
-        return self
+from .keys import ApiKeySpec, CountersSpec, LimitsSpec
 
 
 class ResponsesSpec(Spec):
@@ -37,6 +24,9 @@ class ResponsesSpec(Spec):
 class ServerSpec(Spec):
     """The HTTP server and its limits. Without `api_keys` everybody is let in. `answer_cache`: bytes of answers that
     policies with a `cache` keep in memory.
+
+    `limits` are those of each key, or of all clients together where there are no keys. Without `counters` they are
+    counted in this process. `metrics: keyed` asks for a key with the scope `metrics` at /metrics.
     """
 
     host: Text = "127.0.0.1"
@@ -46,5 +36,8 @@ class ServerSpec(Spec):
     request_timeout: Seconds = 600.0
     drain_timeout: Annotated[float, Field(ge=0, le=86_400)] = 30.0
     api_keys: Items[ApiKeySpec] = ()
+    limits: LimitsSpec = LimitsSpec()
+    counters: CountersSpec | None = None
+    metrics: Literal["open", "keyed"] = "open"
     responses: ResponsesSpec = ResponsesSpec()
     answer_cache: Bytes = 64 * 2**20

@@ -9,6 +9,7 @@ import pytest
 from promptsluice.gateway.backends.registry import backends_of
 from promptsluice.gateway.caller import Caller
 from promptsluice.gateway.house import Sluice
+from promptsluice.gateway.keys.counters import MemoryCounters
 from promptsluice.gateway.metrics import Metrics
 from promptsluice.gateway.rooms import Rooms
 from promptsluice.gateway.salts import Salts
@@ -73,7 +74,7 @@ async def test_a_backend_that_outlives_its_policy_file_keeps_to_the_salts_of_the
     monkeypatch.setenv("PROMPTSLUICE_TEST_KEY", "other")
     keyed = PolicySet.from_text(KEYED % digest("secret"))
     rooms = Asked(keyed)
-    house = Sluice(keyed, rooms=rooms, backends=backends_of(keyed, rooms), metrics=Metrics())
+    house = Sluice(keyed, rooms=rooms, backends=backends_of(keyed, rooms), metrics=Metrics(), counters=MemoryCounters())
     assert rooms.salts().ingested("private") is None
     successor = await house.rewired(PolicySet.default(), given={})
     (kept,) = successor.backends.values()

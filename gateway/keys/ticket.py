@@ -1,0 +1,127 @@
+"""One request's account: what it has taken of its key's limits, until it ends and pays for what it used."""
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ...policies.schema import ApiKeySpec, LimitsSpec
+from ...prompt import PromptsluiceError, RateLimited, TokensLimited, Usage
+from .counters import Amounts, Counters, Place, Taken
+from .key_metrics import KeyMetrics
+from .limits import Level, Limit, limits_of
+from .rate_headers import anthropic_headers, duration, rate_headers
+
+ANONYMOUS = "anonymous"
+_NO_RETRY_S = 60.0  # SDKs do not wait longer than that, but ask again at once
+
+
+@dataclass(slots=True)
+class Ticket:
+    """Opened at the door, before the body is read; closed when the response has ended, whatever ended it.
+
+    Tokens are reserved once they can be estimated, and settled by what was used; what nobody settles is given back.
+    """
+
+    key: ApiKeySpec | None
+    limits: LimitsSpec
+    counters: Counters
+    metrics: KeyMetrics
+    anthropic: bool = False
+    _place: Place | None = None
+    _served: bool = False
+    _requests: Taken | None = None
+    _tokens: Taken | None = None
+    _reserved: int = 0
+    _used: int = 0
+    _levels: dict[str, Level] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """Of the key: the subject whose limits these are."""
+        return self.key.name if self.key else ANONYMOUS
+
+    @property
+    def counts_tokens(self) -> bool:
+        """Whether there is anything to reserve."""
+        return self.limits.tokens_per_minute is not None or self.limits.tokens_per_day is not None
+
+    async def open(self, *, spends: bool) -> None:
+        """Take one request and, where their number is bounded, a place. RateLimited where there is none.
+
+        `spends`: it will use tokens, of which something must be left.
+        """
+        limits = limits_of(self.limits)
+        amounts = [(limit, 1) for limit in limits if limit.what == "requests"]
+        amounts += [(limit, 0) for limit in limits if limit.what == "tokens" and spends]
+        most = self.limits.concurrent
+        place = None if most is None else Place(id=uuid.uuid4().hex, most=most)
+        if amounts or place is not None:
+            self._requests = self._checked(await self.counters.take(self.name, amounts, place), amounts)
+            self._place = place
+        self._served = True
+        self.metrics.at_the_door(self.name, "admitted")
+        self.metrics.began(self.name)
+
+    async def reserve(self, *, prompt: int, output: int) -> None:
+        """Take the tokens of a prompt and, as far as the limit is that large, of the longest answer."""
+        limits = [limit for limit in limits_of(self.limits) if limit.what == "tokens"]
+        if not limits or self._tokens is not None:
+            return
+        least = min(limit.most for limit in limits)
+        wanted = prompt if prompt > least else min(prompt + output, least)
+        amounts = [(limit, wanted) for limit in limits]
+        self._tokens = self._checked(await self.counters.take(self.name, amounts), amounts)
+        self._reserved = wanted
+
+    def settle(self, usage: Usage | None, *, estimate: int) -> None:
+        """Say what was used; `estimate` counts where the backend does not tell."""
+        self._used = estimate if usage is None else usage.prompt_tokens + usage.completion_tokens
+
+    def close(self) -> None:
+        """Pay for what was used, give the rest back, leave the place. Closing again does nothing."""
+        if not self._served:
+            return
+        self._served = False
+        self.metrics.ended(self.name)
+        self.metrics.charged(self.name, self._used)
+        if self._tokens is not None:
+            limits = [level.limit for level in self._tokens.levels]
+            self._tokens.counters.finish(self.name, [(limit, self._used - self._reserved) for limit in limits])
+        if self._place is not None and self._requests is not None:
+            self._requests.counters.finish(self.name, (), self._place)
+
+    def headers(self) -> dict[str, str]:
+        """What is left, as response headers."""
+        levels = self._levels.values()
+        return {**rate_headers(levels), **(anthropic_headers(levels) if self.anthropic else {})}
+
+    def _checked(self, taken: Taken, amounts: Amounts) -> Taken:
+        self._levels |= {level.limit.name: level for level in taken.levels}
+        if taken.ok:
+            return taken
+        outcome = "concurrent" if taken.short is None else taken.short.name
+        self.metrics.at_the_door(self.name, outcome)
+        error = self._crowded() if taken.short is None else _short(self.name, taken, amounts, taken.short)
+        error.headers.update(self.headers())
+        raise error
+
+    def _crowded(self) -> PromptsluiceError:
+        most = self.limits.concurrent
+        message = f"API key {self.name!r} may have {most} requests served at a time, and has; try again when one ends"
+        return RateLimited(message, retry_after=1.0)
+
+
+def _short(name: str, taken: Taken, amounts: Sequence[tuple[Limit, int]], limit: Limit) -> RateLimited:
+    """In OpenAI's words: the limit, what is used of it, what was asked for, and when to come again."""
+    level = next(level for level in taken.levels if level.limit == limit)
+    wanted = next(amount for other, amount in amounts if other == limit)
+    kind, period = TokensLimited if limit.what == "tokens" else RateLimited, limit.name.rpartition("_")[2]
+    head = f"rate limit reached for API key {name!r} on {limit.what} per {period}"
+    figures = f"limit {limit.most}, used {round(level.spent)}, requested {max(1, wanted)}"
+    if taken.wait_s is None:
+        error = kind(f"{head}: {figures}; a request of that size is never let in", retry_after=None)
+    else:
+        error = kind(f"{head}: {figures}; try again in {duration(taken.wait_s)}", retry_after=taken.wait_s)
+    if taken.wait_s is None or taken.wait_s > _NO_RETRY_S:
+        error.headers["x-should-retry"] = "false"
+    return error

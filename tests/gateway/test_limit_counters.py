@@ -1,0 +1,290 @@
+"""What counts for the limits: the counters of a process and those of a server keep the same contract."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Iterator
+from typing import Any, Literal
+
+import pytest
+from fakeredis import TcpFakeServer
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
+from promptsluice.gateway.keys.counters import Amounts, Counters, MemoryCounters, Place, Taken
+from promptsluice.gateway.keys.guarded import GuardedCounters
+from promptsluice.gateway.keys.key_metrics import KeyMetrics
+from promptsluice.gateway.keys.limits import Limit
+from promptsluice.gateway.keys.shared import SharedCounters, connect
+from promptsluice.prompt import ConfigError, Overloaded
+
+HOUR_S = 3600.0
+
+
+def limit(most: int, *, period_s: float = HOUR_S, sliding: bool = True, name: str = "one") -> Limit:
+    return Limit(name=name, what="tokens", most=most, period_s=period_s, sliding=sliding)
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    server = TcpFakeServer(("127.0.0.1", 0), server_type="redis")
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+    thread.start()
+    yield f"redis://127.0.0.1:{server.server_address[1]}/0"
+    server.shutdown()
+    server.block_on_close = False  # a test that failed may have left a connection
+    server.server_close()
+    thread.join()
+
+
+def shared_at(url: str, **options: float) -> SharedCounters:
+    return SharedCounters(connect(url, password=None, timeout_s=30), **options)
+
+
+@pytest.fixture(params=["memory", "shared"])
+async def counters(request: pytest.FixtureRequest) -> AsyncIterator[Counters]:
+    if request.param == "memory":
+        yield MemoryCounters()
+        return
+    url = request.getfixturevalue("url")
+    client = connect(url, password=None, timeout_s=30)
+    await client.flushall()
+    await client.aclose()
+    made = shared_at(url)
+    yield made
+    await made.close()
+
+
+async def settled(counters: Counters) -> None:
+    """What was finished has been entered, too."""
+    await counters.take("nobody", [(limit(1, name="nothing"), 0)])
+
+
+async def test_what_is_taken_is_gone_until_it_is_given_back(counters: Counters) -> None:
+    ten = limit(10)
+    first = await counters.take("a", [(ten, 7)])
+    assert first.ok and first.levels[0].remaining == 3 and 0 < first.levels[0].reset_s <= HOUR_S
+    second = await counters.take("a", [(ten, 4)])
+    assert second.short == ten and second.wait_s is not None and 0 < second.wait_s <= HOUR_S
+    assert (await counters.take("b", [(ten, 4)])).ok, "another's limits are another's"
+    first.counters.finish("a", [(ten, -5)])
+    await settled(counters)
+    third = await counters.take("a", [(ten, 8)])
+    assert third.ok and third.levels[0].remaining == 0
+    third.counters.finish("a", [(ten, 5)])
+    await settled(counters)
+    over = await counters.take("a", [(ten, 1)])
+    assert over.short == ten and over.levels[0].spent > 14 and over.levels[0].remaining == 0
+
+
+async def test_all_or_nothing(counters: Counters) -> None:
+    wide, narrow = limit(100, name="wide"), limit(5, name="narrow", sliding=False)
+    refused = await counters.take("a", [(wide, 50), (narrow, 6)], Place(id="p", most=1))
+    assert refused.short == narrow and refused.wait_s is None, "that can never be"
+    assert (await counters.take("a", [(wide, 100), (narrow, 5)], Place(id="q", most=1))).ok
+    assert (await counters.take("a", [(wide, 1)])).short == wide
+
+
+async def test_nothing_is_taken_yet_something_must_be_left(counters: Counters) -> None:
+    two = limit(2)
+    for _ in range(3):
+        assert (await counters.take("a", [(two, 0)])).ok
+    assert (await counters.take("a", [(two, 2)])).ok
+    assert (await counters.take("a", [(two, 0)])).short == two
+
+
+async def test_places(counters: Counters) -> None:
+    places = [Place(id=name, most=2) for name in "pqr"]
+    taken = [await counters.take("a", (), place) for place in places]
+    assert [one.ok for one in taken] == [True, True, False] and taken[2].crowded
+    assert (await counters.take("b", (), places[2])).ok
+    for _ in range(2):  # leaving twice frees one place
+        counters.finish("a", (), places[0])
+        await settled(counters)
+    assert (await counters.take("a", (), places[2])).ok
+    assert (await counters.take("a", (), places[0])).crowded
+
+
+async def test_what_slides_comes_back_by_itself(counters: Counters) -> None:
+    soon = limit(1, period_s=0.02)
+    for _ in range(3):
+        while not (await counters.take("a", [(soon, 1)])).ok:  # noqa: ASYNC110 - time is what it takes
+            await asyncio.sleep(0.005)
+
+
+async def test_many_at_once_never_get_more_than_there_is(counters: Counters) -> None:
+    some = limit(20)
+    taken = await asyncio.gather(
+        *(counters.take("a", [(some, 3)], Place(id=str(number), most=5)) for number in range(40))
+    )
+    assert sum(one.ok for one in taken) == 5
+    taken = await asyncio.gather(*(counters.take("b", [(some, 3)]) for _ in range(40)))
+    assert sum(one.ok for one in taken) == 6
+
+
+class Clock:
+    def __init__(self, now: float) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+
+async def test_minutes_slide_and_days_begin_at_midnight() -> None:
+    clock = Clock(86_400 * 100 + 23 * 3600)
+    counters = MemoryCounters(clock=clock)
+    minute, day = limit(60, period_s=60, name="minute"), limit(100, period_s=86_400, sliding=False, name="day")
+    taken = await counters.take("a", [(minute, 60), (day, 60)])
+    assert [level.reset_s for level in taken.levels] == [60, 3600]
+    clock.now += 10
+    refused = await counters.take("a", [(minute, 20), (day, 20)])
+    assert refused.short == minute and refused.wait_s == 10
+    assert (await counters.take("a", [(minute, 10), (day, 40)])).ok
+    refused = await counters.take("a", [(day, 1)])
+    assert refused.short == day and refused.wait_s == 3590
+    clock.now += 3590
+    assert (await counters.take("a", [(day, 100)])).ok
+    assert (await counters.take("a", [(minute, 60)])).ok
+    clock.now -= 86_400  # a clock that is set back gives nothing, and holds nobody up
+    assert (await counters.take("a", [(minute, 1)])).short == minute
+    clock.now += 60
+    assert (await counters.take("a", [(minute, 60)])).ok
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(-30, 30), st.floats(0, 90)), max_size=30))
+def test_a_minute_never_lets_through_more_than_twice_its_limit(steps: list[tuple[int, int, float]]) -> None:
+    """A full bucket, and what comes back meanwhile; corrections downwards are of what was taken only."""
+
+    async def run() -> None:
+        clock, most = Clock(1000.0), 40
+        counters, one = MemoryCounters(clock=clock), limit(40, period_s=60)
+        let: list[tuple[float, int]] = []
+        for wanted, correction, pause in steps:
+            taken = await counters.take("a", [(one, wanted)])
+            assert taken.ok == (taken.short is None) and 0 <= taken.levels[0].remaining <= most
+            if taken.ok:
+                correction = max(correction, -wanted)
+                counters.finish("a", [(one, correction)])
+                let.append((clock.now, wanted + min(0, correction)))
+            clock.now += pause
+        for at, _ in let:
+            assert sum(amount for when, amount in let if at <= when < at + 60) <= 2 * most
+
+    asyncio.run(run())
+
+
+async def test_a_burst_on_a_server_that_was_started_again(url: str) -> None:
+    client: Any = connect(url, password=None, timeout_s=30)
+    counters, some = shared_at(url), limit(70, name="burst")
+    for _ in range(2):
+        await client.script_flush()
+        await client.delete("promptsluice:limits:{burst}:spent")
+        taken = await asyncio.gather(*(counters.take("burst", [(some, 1)]) for _ in range(600)))
+        assert sum(one.ok for one in taken) == 70
+    await client.aclose()
+    await counters.close()
+
+
+async def test_who_leaves_before_the_answer_has_taken_nothing(url: str) -> None:
+    counters, ten = shared_at(url), limit(10, name="left", sliding=False)
+    asked = asyncio.create_task(counters.take("left", [(ten, 10)], Place(id="p", most=1)))
+    await asyncio.sleep(0)
+    asked.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asked
+    await settled(counters)
+    await settled(counters)
+    assert (await counters.take("left", [(ten, 10)], Place(id="q", most=1))).ok
+    await counters.close()
+
+
+async def test_gateways_count_together(url: str) -> None:
+    one, other = shared_at(url), shared_at(url)
+    three = limit(3, name="together")
+    assert (await one.take("together", [(three, 2)], Place(id="p", most=1))).ok
+    assert (await other.take("together", [(three, 2)])).short == three
+    assert (await other.take("together", (), Place(id="q", most=1))).crowded
+    assert (await other.take("together", [(three, 1)])).ok
+    await one.close()
+    await other.close()
+
+
+async def test_places_of_a_gateway_that_died_come_free_and_others_are_renewed(url: str) -> None:
+    living, dead = shared_at(url, held_s=0.3, renewed_s=0.05), shared_at(url, held_s=0.3, renewed_s=HOUR_S)
+    assert (await living.take("renewed", (), Place(id="alive", most=2))).ok
+    assert (await dead.take("renewed", (), Place(id="dead", most=2))).ok
+    while not (await living.take("renewed", (), Place(id="new", most=2))).ok:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    client: Any = connect(url, password=None, timeout_s=30)
+    assert await client.zrange("promptsluice:limits:{renewed}:places", 0, -1) == [b"alive", b"new"]
+    assert await client.ttl("promptsluice:limits:{renewed}:places") <= 2
+    await client.aclose()
+    await living.close()
+    await dead.close()
+
+
+async def test_what_is_kept_in_the_server_goes_by_itself(url: str) -> None:
+    counters = shared_at(url)
+    await counters.take("short", [(limit(10, period_s=60, name="minute"), 5)])
+    await counters.take("long", [(limit(10, period_s=86_400, sliding=False, name="day"), 5)])
+    client: Any = connect(url, password=None, timeout_s=30)
+    assert 25 <= await client.ttl("promptsluice:limits:{short}:spent") <= 31
+    assert 0 < await client.ttl("promptsluice:limits:{long}:spent") <= 86_401
+    await client.aclose()
+    await counters.close()
+
+
+class Fickle(Counters):
+    """Fails when told to."""
+
+    def __init__(self) -> None:
+        self.fails, self.asked = True, 0
+
+    async def take(self, subject: str, amounts: Amounts, place: Place | None = None) -> Taken:
+        self.asked += 1
+        if self.fails:
+            raise TimeoutError
+        return Taken(counters=self, levels=())
+
+    def finish(self, subject: str, amounts: Amounts, place: Place | None = None) -> None: ...
+
+
+def guarded(shared: Counters, fail: Literal["open", "closed"], clock: Clock) -> tuple[GuardedCounters, Any]:
+    registry = CollectorRegistry()
+    return GuardedCounters(shared, fail=fail, metrics=KeyMetrics(registry), clock=clock), registry.get_sample_value
+
+
+async def test_open_each_process_counts_by_itself_while_the_server_is_gone(caplog: pytest.LogCaptureFixture) -> None:
+    shared, clock = Fickle(), Clock(0.0)
+    counters, sample = guarded(shared, "open", clock)
+    two = limit(2)
+    taken = [await counters.take("a", [(two, 1)]) for _ in range(3)]
+    assert [one.ok for one in taken] == [True, True, False] and shared.asked == 1
+    assert "each gateway counts by itself" in caplog.text
+    assert sample("promptsluice_limit_counters_up") == 0 and sample("promptsluice_limit_counters_failures_total") == 1
+    taken[0].counters.finish("a", [(two, -1)])
+    assert (await counters.take("a", [(two, 1)])).ok, "what was counted here is corrected here"
+    shared.fails, clock.now = False, 5.0
+    assert (await counters.take("a", [(two, 1)])).counters is shared
+    assert "answers again" in caplog.text and sample("promptsluice_limit_counters_up") == 1
+
+
+async def test_closed_nobody_is_let_in_while_the_server_is_gone(caplog: pytest.LogCaptureFixture) -> None:
+    counters, sample = guarded(Fickle(), "closed", Clock(0.0))
+    for _ in range(2):
+        with pytest.raises(Overloaded) as refused:
+            await counters.take("a", [(limit(2), 1)])
+        assert refused.value.headers["retry-after"] == "5"
+    assert sample("promptsluice_limit_counters_up") == 0 and caplog.text.count("are refused") == 1
+
+
+async def test_a_server_that_is_gone_is_an_error_within_the_timeout() -> None:
+    counters = SharedCounters(connect("redis://127.0.0.1:9/0", password=None, timeout_s=0.2))
+    with pytest.raises(Exception, match=r"Error|refused"):
+        await counters.take("a", [(limit(1), 1)])
+    counters.finish("a", [(limit(1), 1)], Place(id="p", most=1))
+    await counters.close()
+
+
+def test_a_url_of_another_kind() -> None:
+    with pytest.raises(ConfigError, match=r"server\.counters\.url"):
+        connect("http://127.0.0.1", password=None, timeout_s=1)
