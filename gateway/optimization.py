@@ -18,6 +18,7 @@ from ..compressors.result import LATE
 from ..policies import CostModel, Ledger, Plan, Policy, Step, opened, plan
 from ..policies.schema import RetrieveSpec
 from ..prompt import Prompt, PromptsluiceError, Report, Segment, StepReport
+from ..rag.markup import escaped
 from .backends.base import estimated_tokens
 from .edge import log_failure
 
@@ -153,7 +154,7 @@ class _Run:
             only=step.segments,
         )
         result = create(step.use, step.options).compress(self.out.prompt, context=context)
-        self.out.prompt = result.prompt
+        self.out.prompt = _still_data(result.prompt)
         before, after = result.tokens_before, result.tokens_after
         self.out.pruned += before - after
         if result.trouble:
@@ -195,3 +196,10 @@ class _Run:
                 note=note,
             )
         )
+
+
+def _still_data(prompt: Prompt) -> Prompt:
+    """The prompt with its retrieved text escaped again: what is left of a text may make a mark that it did not have."""
+    texts = {one.id: one.text for one in prompt.segments if one.source is not None and one.original is None}
+    made = {place: clean for place, text in texts.items() if (clean := escaped(text)) != text}
+    return prompt.replace(made) if made else prompt
