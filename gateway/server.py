@@ -9,6 +9,7 @@ from fastapi import FastAPI
 
 from ..policies import PolicySet
 from .app import create_app
+from .protocol import BoundedProtocol
 
 
 class _Server(uvicorn.Server):
@@ -53,5 +54,6 @@ def run(app: FastAPI, *, host: str, port: int, drain_s: float, log_level: str = 
         timeout_keep_alive=75,
         timeout_graceful_shutdown=max(1, round(drain_s)),
         lifespan="on",
+        http=BoundedProtocol,
     )
     _Server(config, app).run()

@@ -1,0 +1,86 @@
+"""HTTP on a socket: uvicorn's protocol, with an end to clients that are slow on purpose.
+
+uvicorn waits for the head of a request, and for a client to take what it is sent, as long as the connection lives.
+Bodies have their own time, at the edge.
+"""
+
+from asyncio import TimerHandle, Transport
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+_LATE = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """`head_s` for the head of a request to arrive, which may have `head_bytes`; `stalled_s` for a client that takes
+    nothing of what it is sent. The keep-alive time between requests is uvicorn's.
+    """
+
+    head_s: float = 30.0
+    head_bytes: int = 64 << 10
+    stalled_s: float = 120.0
+
+    _waiting: TimerHandle | None = None
+    _stalled: TimerHandle | None = None
+    _in_head = True
+    _seen = 0
+
+    def connection_made(self, transport: Transport) -> None:
+        super().connection_made(transport)
+        self._waiting = self.loop.call_later(self.head_s, self._give_up, _LATE)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_waiting()
+        self._taken()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._in_head:
+            self._seen += len(data)
+        if self._waiting is None and (self.cycle is None or self.cycle.response_complete):
+            self._waiting = self.loop.call_later(self.head_s, self._give_up, _LATE)
+        super().data_received(data)
+        if self._in_head and self._seen > self.head_bytes:
+            self._give_up(_LARGE)
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._in_head, self._seen = True, 0
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        self._stop_waiting()
+        super().on_headers_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._in_head and self._waiting is None:  # the next one has begun meanwhile
+            self._waiting = self.loop.call_later(self.head_s, self._give_up, _LATE)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self._stalled is None:
+            self._stalled = self.loop.call_later(self.stalled_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        self._taken()
+        super().resume_writing()
+
+    def _give_up(self, said: bytes) -> None:
+        """Only where no request is being answered on the connection, may something be said that is no answer to it."""
+        self._stop_waiting()
+        if not self.transport.is_closing():
+            if self.cycle is None or self.cycle.response_complete:
+                self.transport.write(said)
+            self.transport.close()
+
+    def _stop_waiting(self) -> None:
+        if self._waiting is not None:
+            self._waiting.cancel()
+            self._waiting = None
+
+    def _taken(self) -> None:
+        if self._stalled is not None:
+            self._stalled.cancel()
+            self._stalled = None
