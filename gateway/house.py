@@ -32,7 +32,9 @@ class Sluice:
         backends: Mapping[str, Backend],
         metrics: Metrics,
         counters: Counters,
+        uses: dict[Backend, int] | None = None,
     ) -> None:
+        """`uses` counts, over all versions of the file, the houses that still need a backend."""
         self.policy_set = policy_set
         self.backends = backends
         self.metrics = metrics
@@ -44,6 +46,9 @@ class Sluice:
         self.rooms = rooms
         self.rooms.wire(policy_set, backends)
         self.draining = False
+        self._uses = {} if uses is None else uses
+        for backend in {*backends.values()}:
+            self._uses[backend] = self._uses.get(backend, 0) + 1
         self._holders = 0
         self._unheld = asyncio.Event()
         self._unheld.set()
@@ -90,7 +95,14 @@ class Sluice:
             await _close(fresh.values())
             raise
         backends = _in_order(policy_set, {**kept, **fresh, **given})
-        return type(self)(policy_set, rooms=self.rooms, backends=backends, metrics=self.metrics, counters=self.counters)
+        return type(self)(
+            policy_set,
+            rooms=self.rooms,
+            backends=backends,
+            metrics=self.metrics,
+            counters=self.counters,
+            uses=self._uses,
+        )
 
     def _unchanged(self, policy_set: PolicySet) -> frozenset[str]:
         old, new = self.policy_set.backends, policy_set.backends
@@ -108,11 +120,18 @@ class Sluice:
             if not self._holders:
                 self._unheld.set()
 
-    async def retire(self, successor: "Sluice") -> None:
-        """Close what the successor does not use, once the last request here has ended."""
+    async def retire(self) -> None:
+        """Once the last request here has ended, close what no other version uses: neither a later one nor an earlier
+        one, whose requests may last longer than this one's.
+        """
         await self._unheld.wait()
-        kept = set(successor.backends.values())
-        await _close([backend for backend in self.backends.values() if backend not in kept])
+        unused: list[Backend] = []
+        for backend in {*self.backends.values()}:
+            self._uses[backend] -= 1
+            if not self._uses[backend]:
+                del self._uses[backend]
+                unused.append(backend)
+        await _close(unused)
         await self._close_workers()
 
     async def close(self) -> None:

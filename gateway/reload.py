@@ -82,7 +82,7 @@ class Reloader:
         fresh.draining = old.draining
         fresh.metrics.reloaded(models=fresh.policy_set.model_names())
         log.info("the new version of %s is in force", self._path)
-        task = asyncio.create_task(old.retire(fresh))
+        task = asyncio.create_task(old.retire())
         self._retiring.add(task)
         task.add_done_callback(self._retiring.discard)
 

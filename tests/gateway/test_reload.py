@@ -7,7 +7,10 @@ from pathlib import Path
 
 import httpx
 import pytest
+from promptsluice.gateway.house import Sluice
 from promptsluice.gateway.reload import Looks
+from promptsluice.policies import PolicySet
+from promptsluice.prompt import UpstreamError
 
 from .harness import Exchange, Gateway, Upstream, eventually, http, start_gateway, stop_gateway
 
@@ -126,3 +129,27 @@ def test_a_stream_ends_under_the_version_that_it_began_with(running: Running, up
         text += "".join(pieces)
     assert '"content":"b"' in text and text.endswith("data: [DONE]\n\n")
     assert running.gateway.post({"model": "one", "messages": HI}).status_code == 404
+
+
+async def test_a_backend_stays_while_a_request_of_any_version_needs_it() -> None:
+    """The second version came and went while a request of the first one, which has the same backend, was running."""
+
+    def version(*, policy: str, read: int) -> PolicySet:
+        backend = f"{{kind: openai, base_url: 'http://127.0.0.1:9/v1', timeouts: {{read: {read}}}}}"
+        return PolicySet.from_text(f"version: 1\ndefault_policy: {policy}\nbackends: {{far: {backend}}}")
+
+    first = await Sluice.open(version(policy="off", read=1))
+    far = first.backends["far"]
+    with first.held():
+        second = await first.rewired(version(policy="lossless", read=1), given={})
+        leaving = asyncio.create_task(first.retire())
+        third = await second.rewired(version(policy="lossless", read=2), given={})
+        await second.retire()
+        assert second.backends["far"] is far and third.backends["far"] is not far
+        assert not leaving.done()
+        with pytest.raises(UpstreamError, match="cannot be reached"):  # it still asks
+            await far.relay("/embeddings", b"{}", headers={}, request_id="r")
+    await leaving
+    with pytest.raises(AssertionError, match="was not started"):
+        await far.relay("/embeddings", b"{}", headers={}, request_id="r")
+    await third.close()
