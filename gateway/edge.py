@@ -72,8 +72,8 @@ class Edge:
     async def _serve(self, exchange: "_Exchange", scope: Scope, receive: Receive) -> None:
         try:
             exchange.ticket = await self._admit(scope)
-        except PromptsluiceError as error:
-            await self._turned_away(exchange, scope, receive, error)
+        except Exception as error:  # noqa: BLE001 - as in `_answer`
+            await self._turned_away(exchange, scope, receive, _own(error, exchange.request_id))
             return
         try:
             await self._let_in(exchange, scope, receive)
@@ -142,11 +142,9 @@ class Edge:
             await self._app(scope, receive, exchange.send)
         except Exception as error:  # noqa: BLE001 - the seam where a bug becomes an answer
             # Once a response has begun there is nothing to say any more: the server cuts the unfinished response off.
-            if not isinstance(error, PromptsluiceError):
-                log_failure(error, request_id=exchange.request_id)
-                error = internal_error(exchange.request_id)
+            own = _own(error, exchange.request_id)
             if not exchange.started:
-                await exchange.fail(error)
+                await exchange.fail(own)
 
     async def _read_body(self, scope: Scope, receive: Receive) -> bytes:
         headers = dict(scope["headers"])
@@ -217,6 +215,14 @@ def error_headers(error: PromptsluiceError) -> Mapping[str, str]:
     """The error's own headers; where the same request would only fail again, SDKs are told not to retry."""
     hopeless = isinstance(error, ConfigError | Conflict | ModelUnavailable | StorageFull)
     return {"x-should-retry": "false", **error.headers} if hopeless else error.headers
+
+
+def _own(error: Exception, request_id: str) -> PromptsluiceError:
+    """The error itself; of a bug, which is logged, what a client learns of it."""
+    if isinstance(error, PromptsluiceError):
+        return error
+    log_failure(error, request_id=request_id)
+    return internal_error(request_id)
 
 
 def internal_error(request_id: str) -> PromptsluiceError:
