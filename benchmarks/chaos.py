@@ -97,7 +97,10 @@ def running(upstream: int, *, engine: bool) -> Iterator[Running]:
         made = Running(port, None, Path(root, "policy.yaml"), upstream, engine)  # type: ignore[arg-type]
         made.write(read=3)
         gateway = Path(__file__).with_name("chaos_gateway.py")
-        made.process = subprocess.Popen([sys.executable, str(gateway), str(made.file), str(port)])
+        with Path(root, "log").open("wb") as log:  # which has a line for each failure
+            made.process = subprocess.Popen(
+                [sys.executable, str(gateway), str(made.file), str(port)], stdout=log, stderr=log
+            )
         try:
             until(lambda: ready(made), seconds=120)
             yield made

@@ -1,13 +1,13 @@
 """Text that tries to be more than data: it stays in its role and its block, and no tokenizer reads a turn out of it."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from promptsluice.compressors.context import Count, TokenScore
+from promptsluice.compressors.context import Count
 from promptsluice.gateway.optimization import Tools, optimized
 from promptsluice.policies import PRESETS, CompressSpec, CostModel, Policy, PolicySet, RetrieveSpec
 from promptsluice.policies.ledger import Ledger
@@ -61,10 +61,14 @@ def tools(*texts: str, score: Any = None) -> Tools:
     )
 
 
-def words_scored(text: str) -> list[TokenScore]:
+def words_scored(
+    texts: Sequence[str], *, given: str = "", remaining: Callable[[], float]
+) -> Iterator[tuple[int, NDArray[np.float64], int]]:
     """Foresees letters; is surprised by what has none."""
-    found = re.finditer(r"\w+|[^\w\s]", text)
-    return [TokenScore(one.start(), one.end(), -0.1 if one[0][0].isalnum() else -9.0) for one in found]
+    for number, text in enumerate(texts):
+        found = re.finditer(r"\w+|[^\w\s]", text)
+        tokens = [(one.start(), one.end(), -0.1 if one[0][0].isalnum() else -9.0) for one in found]
+        yield number, np.array(tokens, dtype=np.float64), len(text)
 
 
 def special_ids(text: str) -> list[int]:
