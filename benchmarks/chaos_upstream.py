@@ -168,6 +168,8 @@ class ChaosUpstream:
         exchange = Exchange(writer, stream=b'"stream":true' in body.replace(b" ", b""))
         answering = asyncio.ensure_future(BEHAVIOURS[asked[1].decode() if asked else "well"](exchange))
         more = asyncio.ensure_future(reader.read(1))  # before the answer that is the end
+        for one in (answering, more):
+            one.add_done_callback(lambda done: done.cancelled() or done.exception())  # a reset is no news here
         await asyncio.wait({answering, more}, return_when=asyncio.FIRST_COMPLETED)
         if not answering.done():
             answering.cancel()
