@@ -237,7 +237,8 @@ async def parts(gateway: Running, judge: Judge, dice: random.Random, options: ar
         await engine_part(gateway, judge, dice, options.leavers)
 
     streams = [asyncio.ensure_future(outcome(gateway.port, Ask(how="long", stream=True))) for _ in range(50)]
-    await asyncio.sleep(1.0)
+    while await asyncio.to_thread(gateway.metric, "promptsluice_key_active") < len(streams):  # noqa: ASYNC110
+        await asyncio.sleep(0.05)
     gateway.process.send_signal(signal.SIGTERM)
     found = Counter(await asyncio.gather(*streams))
     judge.found("SIGTERM with streams open", found)

@@ -15,14 +15,19 @@ _LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\n
 class BoundedProtocol(HttpToolsProtocol):
     """`head_s` for the head of a request to arrive, which may have `head_bytes`; `stalled_s` for a client that takes
     nothing of what it is sent. The keep-alive time between requests is uvicorn's.
+
+    When the server shuts down, a connection that has asked for nothing yet has `late_s` to do so: its request may be on
+    the way already.
     """
 
     head_s: float = 30.0
     head_bytes: int = 64 << 10
     stalled_s: float = 120.0
+    late_s: float = 1.0
 
     _waiting: TimerHandle | None = None
     _stalled: TimerHandle | None = None
+    _last: TimerHandle | None = None
     _in_head = True
     _seen = 0
 
@@ -33,6 +38,8 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
         self._taken()
+        if self._last is not None:
+            self._last.cancel()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -52,6 +59,15 @@ class BoundedProtocol(HttpToolsProtocol):
         self._in_head = False
         self._stop_waiting()
         super().on_headers_complete()
+        if self._last is not None:
+            self._last.cancel()
+            self.cycle.keep_alive = False
+
+    def shutdown(self) -> None:
+        if self.cycle is None and not self.transport.is_closing():
+            self._last = self.loop.call_later(self.late_s, self.transport.close)
+        else:
+            super().shutdown()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()

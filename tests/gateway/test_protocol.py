@@ -125,3 +125,19 @@ async def test_an_answer_that_is_taken_slowly_is_not() -> None:
             size += len(await reader.read(1 << 16))
             await asyncio.sleep(0)
         await asyncio.wait_for(app.ended.wait(), 60)
+
+
+@pytest.mark.parametrize("asks", [True, False])
+async def test_a_request_that_is_on_its_way_at_shutdown_is_served(asks: bool) -> None:
+    app = App()
+    async with serving(app, late_s=FOREVER_S if asks else SOON_S) as (port, state), connected(port) as (reader, writer):
+        while not state.connections:  # noqa: ASYNC110 - the server's side of the connection
+            await asyncio.sleep(0)
+        (connection,) = state.connections
+        assert isinstance(connection, BoundedProtocol)
+        connection.shutdown()
+        if asks:
+            writer.write(GET)
+        answer = await reader.read()
+        assert answer.endswith(b"ok") and b"connection: close" in answer if asks else answer == b""
+        assert app.served == asks
