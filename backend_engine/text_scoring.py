@@ -6,7 +6,7 @@ Models with Attention Sinks": without the first ones, on which models lay their 
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -39,15 +39,15 @@ class Scores(NamedTuple):
 
 @dataclass(slots=True)
 class _Reading:
-    """How far one text has been read. `kv` has the rows of the newest window: `prefix` and then the text's tokens
-    from `base` to `at`, of which `sinks` came from the text's beginning.
+    """How far one text has been read: `at` tokens. `rows` are the ids of its newest window, `kv` their keys and values
+    if it goes on.
     """
 
     number: int
     text: str
     encoding: Encoding
     at: int = 0
-    rows: tuple[int, ...] = field(default=())
+    rows: tuple[int, ...] = ()
     kv: KVBlock | None = None
 
     def left(self) -> int:
@@ -94,7 +94,7 @@ class TextScorer:
             results = self._run(requests)
             per_token = (self._clock() - began) / fresh
             for one, request, result in zip(chosen, requests, results, strict=True):
-                yield self._taken(one, request, result, prefix)
+                yield self._taken(one, request, result)
 
     def _size(self, one: _Reading) -> int:
         return min(one.left(), self._rows if one.at else min(_FIRST, self._rows))
@@ -132,7 +132,7 @@ class TextScorer:
             request_id="score",
         )
 
-    def _taken(self, one: _Reading, request: GenerationRequest, result: Result, prefix: tuple[int, ...]) -> Scores:
+    def _taken(self, one: _Reading, request: GenerationRequest, result: Result) -> Scores:
         size = self._size(one)
         assert result.prompt_logprobs is not None, "the engine was asked for prompt_logprobs"
         told = torch.cat([torch.full((1,), torch.nan), result.prompt_logprobs])[-size:].double().numpy()
