@@ -4,7 +4,7 @@ this room knows neither an engine nor torch.
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -35,18 +35,47 @@ class Score(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Generated:
+    """What a model answered. `whole`: it ended by itself and was not cut off."""
+
+    text: str
+    whole: bool
+
+
+class Generate(Protocol):
+    """Asks a model of a named backend and waits for the answer. Nothing is done to such a request by any policy."""
+
+    def __call__(
+        self, messages: Sequence[Mapping[str, str]], *, backend: str, model: str, max_tokens: int, timeout_s: float
+    ) -> Generated:
+        """Greedy, at most `max_tokens`. TimeoutError after `timeout_s` seconds; raises what keeps it from an answer."""
+        ...
+
+
+class Memory(Protocol):
+    """Keeps texts by key, for one tenant, as long as it likes."""
+
+    def get(self, key: str) -> str | None: ...
+
+    def put(self, key: str, text: str) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CompressionContext:
     """Handed to `Compressor.compress` for one request.
 
     `question` is what the user asks now. `deadline` is a reading of `clock` (seconds, monotonic) after which nothing
     more may be begun; None for no limit. `only` names the segments that may be touched (a plan's choice); None for all.
-    `embed` and `score` may block; they are called from the thread that compresses.
+    `embed`, `score` and `generate` may block; they are called from the thread that compresses. `memory` keeps what was
+    expensive to make.
     """
 
     count: Count
     question: str = ""
     embed: Embed | None = None
     score: Score | None = None
+    generate: Generate | None = None
+    memory: Memory | None = None
     deadline: float | None = None
     only: frozenset[int] | None = None
     clock: Callable[[], float] = time.monotonic

@@ -49,6 +49,21 @@ def flag(name: str, value: Any) -> bool:
     return value
 
 
+def text(name: str, value: Any) -> str:
+    """A text, which may be empty."""
+    if not isinstance(value, str):
+        raise BadRequest(f"{name} must be a text", param=name)
+    return value
+
+
+def seconds(name: str, value: Any) -> float:
+    """A time above 0."""
+    number = _number(name, value)
+    if not number > 0.0:
+        raise BadRequest(f"{name} must be above 0 seconds", param=name)
+    return number
+
+
 def whole(*, least: int) -> Check:
     """An integer of at least `least`."""
 

@@ -15,6 +15,9 @@ from .base import Compressor
 _FACTORIES: dict[str, tuple[str, str]] = {
     "identity": (".identity", "Identity"),
     "lossless": (".lossless", "Lossless"),
+    "html": (".structure.html", "Html"),
+    "diff": (".structure.diff", "Diff"),
+    "summarize": (".summary.summarize", "Summarize"),
     "extractive": (".extractive", "Extractive"),
     "perplexity": (".perplexity", "Perplexity"),
     "classifier": (".classifier", "Classifier"),

@@ -23,6 +23,7 @@ from . import (
     routes_messages,
     routes_models,
     routes_openapi,
+    routes_originals,
     routes_responses,
     routes_tokenize,
 )
@@ -52,6 +53,7 @@ _ROUTES = (
     routes_collections,
     routes_health,
     routes_openapi,
+    routes_originals,
 )
 
 

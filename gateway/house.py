@@ -7,11 +7,13 @@ the engine, in the background right after opening.
 import asyncio
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Self
 
 from ..policies import PolicySet
 from .backends.base import Backend
 from .backends.registry import backends_of
+from .generating import Generating
 from .keys.counters import Counters
 from .keys.opening import counters_of
 from .metrics import Metrics
@@ -146,7 +148,7 @@ class Sluice:
             workers.close()
 
     def tools(self, backend: str) -> Tools:
-        """What the optimizer may use for a request to this backend."""
+        """What the optimizer may use to see what it would do to a request to this backend; nothing is asked or kept."""
         chosen = self.backends[backend]
         return Tools(
             count=chosen.count_tokens,
@@ -156,6 +158,15 @@ class Sluice:
             embed=self.rooms.embed,
             score=next((score for one in (chosen, *self.backends.values()) if (score := one.scorer())), None),
             kv_reuse=chosen.kv_reuse,
+        )
+
+    def tools_for(self, tenant: str, backend: str, *, request_id: str) -> Tools:
+        """What it may use for a tenant's request. To be called on the event loop that the backends run on."""
+        return replace(
+            self.tools(backend),
+            generate=Generating(self.backends, asyncio.get_running_loop(), request_id=request_id, tenant=tenant),
+            memory=self.rooms.summaries.of(tenant),
+            keep=lambda key, text: self.rooms.originals.put(tenant, key, text),
         )
 
     def not_ready(self) -> dict[str, str]:

@@ -62,6 +62,10 @@ class Metrics:
         self._billed = Counter(
             "promptsluice_billed_tokens", "Tokens as the backend billed them", (*_WAY, "type"), registry=own
         )
+        self._side = Counter(
+            "promptsluice_side_tokens", "Tokens billed by models that were asked for summaries", ("policy", "type"),
+            registry=own,
+        )  # fmt: skip
         self._step_failures = Counter(
             "promptsluice_step_failures", "Optimizer steps that failed or were late, and why",
             ("policy", "step", "why"), registry=own,
@@ -104,6 +108,8 @@ class Metrics:
         self._overhead.labels(report.policy).observe(report.overhead_ms / 1000)
         self._before.labels(report.policy).observe(report.tokens_in)
         self._after.labels(report.policy).observe(report.tokens_out)
+        self._side.labels(report.policy, "prompt").inc(report.side_prompt)
+        self._side.labels(report.policy, "completion").inc(report.side_completion)
         for step, why in report.failed.items():
             self._step_failures.labels(report.policy, step, why).inc()
 

@@ -3,6 +3,7 @@
 Fails open: a step that breaks leaves the prompt as it was before the step, and its report says so.
 """
 
+import hashlib
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -12,15 +13,16 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ..compressors.context import CompressionContext, Count, Embed, Score
+from ..compressors.context import CompressionContext, Count, Embed, Memory, Score
 from ..compressors.registry import create
 from ..compressors.result import LATE
 from ..policies import CostModel, Ledger, Plan, Policy, Step, opened, plan
 from ..policies.schema import RetrieveSpec
-from ..prompt import Prompt, PromptsluiceError, Report, Segment, StepReport
+from ..prompt import Prompt, PromptsluiceError, Report, Segment, StepReport, Usage
 from ..rag.markup import escaped
 from .backends.base import estimated_tokens
 from .edge import log_failure
+from .generating import Generating
 
 log = logging.getLogger("promptsluice.gateway")
 
@@ -41,7 +43,11 @@ class Retriever(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tools:
-    """What the steps of one request may use. `kv_reuse`: the backend can use stored KV. `ledger` takes in what ran."""
+    """What the steps of one request may use. `kv_reuse`: the backend can use stored KV. `ledger` takes in what ran.
+
+    `generate` asks a model on the side, `memory` and `keep` keep texts for the tenant whose request it is: what was
+    made, and the original of what was rewritten, by its id, unless it is too large.
+    """
 
     count: Count
     costs: CostModel
@@ -49,6 +55,9 @@ class Tools:
     retrieve: Retriever
     embed: Embed | None = None
     score: Score | None = None
+    generate: Generating | None = None
+    memory: Memory | None = None
+    keep: Callable[[str, str], bool] | None = None
     kv_reuse: bool = False
 
 
@@ -65,6 +74,8 @@ class Optimized:
     tokens_in: int = 0
     retrieved: int = 0
     pruned: int = 0
+    side: Usage = field(default_factory=Usage)
+    originals: list[str] = field(default_factory=list)
 
     def report_to(self, report: Report) -> None:
         """Fill in the fields of a request's report."""
@@ -73,6 +84,8 @@ class Optimized:
         report.tokens_in = self.tokens_in
         report.retrieved = self.retrieved
         report.pruned = self.pruned
+        report.side_prompt, report.side_completion = self.side.prompt_tokens, self.side.completion_tokens
+        report.originals = list(self.originals)
         report.tokens_out = self.tokens_in + self.retrieved - self.pruned
 
 
@@ -94,7 +107,16 @@ def optimized(prompt: Prompt, policy: Policy, tools: Tools, *, request_id: str) 
     for step in run.out.plan.steps if run.out.plan else ():
         if step.use:
             run.attempt(step.name, lambda step=step: run.compress(step))
+    if policy.originals is not None and tools.keep is not None:
+        run.attempt("originals", run.keep_originals)
+    if tools.generate is not None:
+        run.out.side = tools.generate.usage
     return run.out
+
+
+def id_of(original: str) -> str:
+    """By which a text is fetched again: the same for the same text, so that a mark never changes."""
+    return hashlib.sha256(original.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
 class _Run:
@@ -106,6 +128,7 @@ class _Run:
         self._tools = tools
         self._request_id = request_id
         self._deadline = time.monotonic() + _LEAST_TIME_S
+        self._lossy: set[int] = set()
 
     def attempt(self, name: str, step: Callable[[], None]) -> None:
         began = time.perf_counter()
@@ -150,11 +173,16 @@ class _Run:
             question=self.out.prompt.question,
             embed=None if self._tools.embed is None else self._embed,
             score=self._tools.score,
+            generate=self._tools.generate,
+            memory=self._tools.memory,
             deadline=self._deadline,
             only=step.segments,
         )
-        result = create(step.use, step.options).compress(self.out.prompt, context=context)
+        compressor = create(step.use, step.options)
+        result = compressor.compress(self.out.prompt, context=context)
         self.out.prompt = _still_data(result.prompt)
+        if not compressor.lossless:
+            self._lossy |= {change.segment for change in result.changes if change.tokens_after < change.tokens_before}
         before, after = result.tokens_before, result.tokens_after
         self.out.pruned += before - after
         if result.trouble:
@@ -164,6 +192,24 @@ class _Run:
             ms = self.out.steps[-1].ms
             self._tools.ledger.ran(step.use, tokens=before, ms=ms, predicted_ms=step.predicted_ms)
             self._tools.ledger.left(step.use, expected=step.asked_rate, real=after / before)
+
+    def keep_originals(self) -> None:
+        """Keep what lossy steps have rewritten; where the policy says so, the text that is left names it."""
+        spec, keep = self._policy.originals, self._tools.keep
+        assert spec is not None and keep is not None, "there is nowhere to keep originals"
+        marked: dict[int, str] = {}
+        for segment in self.out.prompt.segments:
+            if segment.id not in self._lossy or segment.original is None:
+                continue
+            original_id = id_of(segment.original)
+            if not keep(original_id, segment.original):
+                continue
+            self.out.originals.append(original_id)
+            text = f"{segment.text.rstrip()}\n[original: {original_id}]"
+            if spec.marks and (size := self._tools.count(text)) < self._tools.count(segment.original):
+                marked[segment.id] = text
+                self.out.pruned -= size - self._size(segment)
+        self.out.prompt = self.out.prompt.replace(marked)
 
     def _embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """Vectors in batches, so that a text of a million sentences ends at the deadline and not in an hour."""

@@ -69,7 +69,9 @@ async def answer(sluice: Sluice, raw: bytes, caller: Caller) -> Answer | Stream:
     resolution = match(sluice, prompt, caller)
     await reserve_for(caller, prompt)
     await available(sluice, resolution.backend)
-    prepared = await prepare(sluice, prompt, resolution, request_id=caller.request_id, began=began, shadow=True)
+    prepared = await prepare(
+        sluice, prompt, resolution, request_id=caller.request_id, tenant=caller.tenant, began=began, shadow=True
+    )
     reply = await dispatch(sluice, prepared, caller)
     return with_account(sluice, prepared, reply, caller)
 
@@ -139,10 +141,12 @@ async def prepare(
     resolution: Resolution,
     *,
     request_id: str = "",
+    tenant: str = "",
     began: float | None = None,
     shadow: bool = False,
 ) -> Prepared:
-    """Rewrite the prompt by its policy, in a worker thread; what is late or breaks leaves it as it was.
+    """Rewrite the prompt by its policy, in a worker thread; what is late or breaks leaves it as it was. What is kept of
+    it is kept for `tenant`.
 
     PolicyNotApplied instead, where the route is closed on failures. `shadow`: begin to carry out the policy that the
     route wants to see, too.
@@ -159,7 +163,7 @@ async def prepare(
     if resolution.policy.passthrough:
         outcome.tokens_in = estimated_prompt(prompt)
     else:
-        outcome = await _optimized(sluice, prompt, resolution, request_id)
+        outcome = await _optimized(sluice, prompt, resolution, request_id, tenant)
     outcome.report_to(report)
     report.overhead_ms = (time.perf_counter() - start) * 1000
     sluice.metrics.prepared(report)
@@ -190,8 +194,9 @@ def not_applied(report: Report) -> PolicyNotApplied:
     )
 
 
-async def _optimized(sluice: Sluice, prompt: Prompt, resolution: Resolution, request_id: str) -> Optimized:
-    tools, policy = sluice.tools(resolution.backend), resolution.policy
+async def _optimized(sluice: Sluice, prompt: Prompt, resolution: Resolution, request_id: str, tenant: str) -> Optimized:
+    tools = sluice.tools_for(tenant, resolution.backend, request_id=request_id)
+    policy = resolution.policy
     try:
         return await sluice.optimizers.run(
             lambda: optimized(prompt, policy, tools, request_id=request_id),

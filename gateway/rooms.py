@@ -15,8 +15,10 @@ from ..policies import PolicySet
 from ..policies.schema import RetrieveSpec
 from ..prompt import Prompt
 from .answer_cache import AnswerCache
+from .kept_texts import KeptTexts
 from .responses.kept import ResponseStore
 from .salts import Salts
+from .summaries import Summaries
 
 if TYPE_CHECKING:
     import numpy as np
@@ -37,6 +39,9 @@ class Rooms:
         self._salts: Callable[[], Salts] = Salts
         self.responses = ResponseStore(policy_set.server.responses)
         self.answers = AnswerCache(policy_set.server.answer_cache)
+        self.summaries = Summaries(policy_set.server.summaries, policy_set.summaries_path)
+        kept = policy_set.server.originals
+        self.originals = KeptTexts(limit=kept.bytes, total=kept.total, age=kept.age)
 
     def wire(self, policy_set: PolicySet, backends: Mapping[str, "Backend"]) -> None:
         """By the house, and by each that follows it: the file in force, and the backends to count and warm with, which

@@ -44,7 +44,13 @@ async def create_message(request: Request, sluice: House, caller: Known) -> Resp
     await pipeline.reserve_for(caller, asked.prompt)
     await pipeline.available(sluice, resolution.backend)
     prepared = await pipeline.prepare(
-        sluice, asked.prompt, resolution, request_id=caller.request_id, began=began, shadow=True
+        sluice,
+        asked.prompt,
+        resolution,
+        request_id=caller.request_id,
+        tenant=caller.tenant,
+        began=began,
+        shadow=True,
     )
     call = _call(asked, prepared, caller, prompt=prepared.prompt, plan=prepared.plan)
     reply = await pipeline.replied(

@@ -24,6 +24,10 @@ def check_compressors(file: PolicyFile) -> Iterator[tuple[Path, str]]:
                     f"unknown compressor {spec.use[:60]!r}; nearest: {nearest(spec.use, names())!r} (of {known})",
                 )
                 continue
+            backend = spec.options.get("backend") if spec.use == "summarize" else None
+            if backend and backend not in file.backends:
+                known = ", ".join(file.backends)
+                yield (*path, "options", "backend"), f"unknown backend {str(backend)[:60]!r} (of {known})"
             try:
                 create(spec.use, compressor_options(spec))
             except BadRequest as error:

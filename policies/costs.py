@@ -43,6 +43,10 @@ class CostModel:
         default_factory=lambda: {
             "identity": Line(0.0, 0.0),
             "lossless": Line(0.05, 0.001),
+            "html": Line(0.2, 0.002),
+            "diff": Line(0.05, 0.001),
+            # Where the summary is not there yet; one that is kept costs next to nothing in all later turns.
+            "summarize": Line(200.0, 2.0),
             "extractive": Line(4.0, 0.8),
             "perplexity": Line(4.0, 4.0),
         }

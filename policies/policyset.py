@@ -242,6 +242,12 @@ class PolicySet:
         return self._path(self.collections.root, "collections")
 
     @property
+    def summaries_path(self) -> FilePath | None:
+        """The file of summaries; None where they are kept in memory alone."""
+        path = self.server.summaries.path
+        return None if path is None else self._path(path, "summaries.sqlite")
+
+    @property
     def kv_cache_path(self) -> FilePath:
         """Where the disk tier of the chunk store lies."""
         return self._path(self.kv_cache.path, "kv")

@@ -67,6 +67,8 @@ class Report:
     (`loaded` of them from its host memory or disk), `retrieved` were added, `pruned` were removed. `failed` has the
     steps that the request went on without, each with a slug that says why. `rollout` and `group` name the staged
     rollout that the request is part of, and how; `shadow` is what another policy would have done.
+    Models that were asked for summaries billed `side_prompt` and `side_completion`. `originals` are the ids of texts
+    that were kept.
     """
 
     policy: str = "off"
@@ -82,6 +84,9 @@ class Report:
     blended: int = 0  # of those cached, a blended prompt's, which this one goes on from
     reused: int = 0
     recomputed: int = 0
+    side_prompt: int = 0
+    side_completion: int = 0
+    originals: list[str] = field(default_factory=list)
     tiers: dict[str, int] = field(default_factory=dict)
     overhead_ms: float = 0.0
     failed: dict[str, str] = field(default_factory=dict)
@@ -98,6 +103,7 @@ class Report:
             "tokens-out": self.tokens_out,
             "tokens-retrieved": self.retrieved,
             "tokens-pruned": self.pruned,
+            "tokens-side": self.side_prompt + self.side_completion,
             "overhead-ms": f"{self.overhead_ms:.1f}",
             "kv-tiers": ",".join(f"{tier}={tokens}" for tier, tokens in self.tiers.items()) or "none",
             "steps": ",".join(step.name for step in self.steps) or "none",

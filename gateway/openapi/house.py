@@ -108,6 +108,9 @@ OPERATIONS: dict[str, Operation] = {
     "POST /v1/collections/{name}/search": Operation(
         tag="Collections", body=ref("Question"), answer=_listed(ref("Hit"))
     ),
+    "GET /v1/originals/{original_id}": Operation(
+        tag="House", answer=record({"id": TEXT, "object": const("original"), "text": TEXT})
+    ),
     "GET /healthz": Operation(
         tag="Health", answer=record({"status": const("ok")}), also={503: record({"status": const("hung")})}, open=True
     ),

@@ -20,9 +20,18 @@ from .backends import (
 from .base import Spec
 from .file import PolicyFile
 from .keys import ORDINARY_SCOPES, SCOPES, ApiKeySpec, CountersSpec, LimitsSpec, Scope
-from .policy import CacheSpec, CompressSpec, Policy, ProtectSpec, QualitySpec, RetrieveSpec, ReuseSpec
+from .policy import (
+    CacheSpec,
+    CompressSpec,
+    KeepOriginalsSpec,
+    Policy,
+    ProtectSpec,
+    QualitySpec,
+    RetrieveSpec,
+    ReuseSpec,
+)
 from .routes import MatchSpec, RolloutSpec, RouteSpec, TokenRange
-from .server import ResponsesSpec, ServerSpec
+from .server import OriginalsSpec, ResponsesSpec, ServerSpec, SummariesSpec
 from .stores import CollectionsSpec, KVCacheSpec, ModelsSpec, SharedCacheSpec
 
 __all__ = [
@@ -39,10 +48,12 @@ __all__ = [
     "EmbeddedBackend",
     "FallbackSpec",
     "KVCacheSpec",
+    "KeepOriginalsSpec",
     "LimitsSpec",
     "MatchSpec",
     "ModelsSpec",
     "OpenAIBackend",
+    "OriginalsSpec",
     "Policy",
     "PolicyFile",
     "PrefixCacheSpec",
@@ -58,6 +69,7 @@ __all__ = [
     "ServerSpec",
     "SharedCacheSpec",
     "Spec",
+    "SummariesSpec",
     "Timeouts",
     "TokenRange",
     "UpstreamServer",

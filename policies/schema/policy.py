@@ -76,6 +76,14 @@ class CacheSpec(Spec):
     similarity: Annotated[float, Field(gt=0, le=1)] | None = None
 
 
+class KeepOriginalsSpec(Spec):
+    """What lossy steps rewrite is kept as it was, for GET /v1/originals/{id} (bounds: `server.originals`). `marks`: the
+    text that is left ends with `[original: id]`.
+    """
+
+    marks: bool = False
+
+
 class QualitySpec(Spec):
     """Bounds on what may be lost. `max_removed`: the share of a segment that lossy steps together may take away.
 
@@ -110,6 +118,7 @@ class Policy(Spec):
     protect: ProtectSpec = ProtectSpec()
     quality: QualitySpec = QualitySpec()
     cache: CacheSpec | None = None
+    originals: KeepOriginalsSpec | None = None
     min_prompt_tokens: Annotated[int, Field(ge=0)] = 0
     token_value_ms: Annotated[float, Field(ge=0)] = 0.0
     rewrite_timeout: Seconds | None = None

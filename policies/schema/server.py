@@ -21,6 +21,27 @@ class ResponsesSpec(Spec):
     age: Annotated[float, Field(gt=0)] = 86_400.0
 
 
+class OriginalsSpec(Spec):
+    """What is kept of texts that were rewritten under policies with `originals`: at most `bytes` for each API key and
+    `total` over all keys, in memory, each for `age` seconds after its last use.
+    """
+
+    bytes: Bytes = 16 * 2**20
+    total: Bytes = 64 * 2**20
+    age: Annotated[float, Field(gt=0)] = 3600.0
+
+
+class SummariesSpec(Spec):
+    """Summaries that were made, kept by content for each API key: `bytes` in memory, and `disk` bytes in a file at
+    `path` where one is named, each for `age` seconds after its last use.
+    """
+
+    bytes: Bytes = 16 * 2**20
+    disk: Bytes = 256 * 2**20
+    path: Text | None = None
+    age: Annotated[float, Field(gt=0)] = 30 * 86_400.0
+
+
 class ServerSpec(Spec):
     """The HTTP server and its limits. Without `api_keys` everybody is let in. `answer_cache`: bytes of answers that
     policies with a `cache` keep in memory.
@@ -41,3 +62,5 @@ class ServerSpec(Spec):
     metrics: Literal["open", "keyed"] = "open"
     responses: ResponsesSpec = ResponsesSpec()
     answer_cache: Bytes = 64 * 2**20
+    originals: OriginalsSpec = OriginalsSpec()
+    summaries: SummariesSpec = SummariesSpec()

@@ -1,0 +1,169 @@
+"""Summaries and originals in the house: who is asked, what it costs, what is kept for whom."""
+
+import json
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from promptsluice.gateway.app import create_app
+from promptsluice.gateway.backends.base import Answer, Backend, Call, ModelCard, Stream
+from promptsluice.gateway.backends.echo import EchoBackend
+from promptsluice.gateway.kept_texts import KeptTexts
+from promptsluice.gateway.summaries import Summaries
+from promptsluice.policies import PolicySet
+from promptsluice.policies.schema import SummariesSpec
+from promptsluice.prompt import ConfigError, Usage
+
+FILE = """
+version: 1
+default_policy: short
+server:
+  api_keys: [{{name: one, env: KEY_ONE}}, {{name: two, env: KEY_TWO}}]
+  summaries: {{path: {path}}}
+backends:
+  main: {{kind: openai, base_url: "http://127.0.0.1:9/v1", models: [main]}}
+  writer: {{kind: openai, base_url: "http://127.0.0.1:9/v1", models: [small]}}
+policies:
+  short:
+    compress: [{{use: summarize, options: {{backend: writer, model: small, min_tokens: 64, fallback: none}}}}]
+    token_value_ms: 100
+    originals: {{marks: true}}
+"""
+TURN = "Somebody told a long story about a boat and a lake and the people on the other side of the water. " * 12
+
+
+class Writer(Backend):
+    """Writes the same summary for everybody, and counts."""
+
+    def __init__(self) -> None:
+        super().__init__("writer")
+        self.calls: list[Call] = []
+        self.status = 200
+
+    async def models(self) -> Sequence[ModelCard]:
+        return []
+
+    def count_tokens(self, text: str) -> int:
+        return len(text.split())
+
+    async def complete(self, call: Call) -> Answer | Stream:
+        self.calls.append(call)
+        choice = {"message": {"role": "assistant", "content": "A story of a boat."}, "finish_reason": "stop"}
+        usage = Usage(prompt_tokens=300, completion_tokens=5)
+        return Answer(body=json.dumps({"choices": [choice]}).encode(), status=self.status, usage=usage)
+
+
+class House:
+    def __init__(self, client: httpx.AsyncClient, writer: Writer) -> None:
+        self.client, self.writer = client, writer
+
+    async def post(self, *turns: str, key: str = "k1", path: str = "/v1/compress") -> httpx.Response:
+        messages: list[dict[str, Any]] = []
+        for turn in turns:
+            messages += [{"role": "user", "content": "Go on."}, {"role": "assistant", "content": turn}]
+        body = {"model": "main", "messages": [*messages, {"role": "user", "content": "And now?"}]}
+        headers = {"authorization": f"Bearer {key}", "x-promptsluice-report": "1"}
+        return await self.client.post(path, json=body, headers=headers)
+
+    async def original(self, original_id: str, *, key: str = "k1") -> httpx.Response:
+        return await self.client.get(f"/v1/originals/{original_id}", headers={"authorization": f"Bearer {key}"})
+
+
+@asynccontextmanager
+async def opened(path: Path) -> AsyncIterator[House]:
+    writer = Writer()
+    policies = PolicySet.from_text(FILE.format(path=path))
+    app = create_app(policies, backends={"main": EchoBackend("main", models=["main"]), "writer": writer})
+    transport = httpx.ASGITransport(app)
+    async with app.router.lifespan_context(app), httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+        yield House(client, writer)
+
+
+@pytest.fixture
+async def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[House]:
+    monkeypatch.setenv("KEY_ONE", "k1")
+    monkeypatch.setenv("KEY_TWO", "k2")
+    async with opened(tmp_path / "summaries.sqlite") as house:
+        yield house
+
+
+async def test_a_summary_is_asked_for_once_and_billed_apart(house: House) -> None:
+    first = await house.post(TURN)
+    said = first.json()["messages"][1]["content"]
+    assert said.startswith("[summary of ") and "A story of a boat." in said
+    assert first.json()["promptsluice"]["side_prompt"] == 300 and first.headers["x-promptsluice-tokens-side"] == "305"
+    (call,) = house.writer.calls
+    assert call.policy.passthrough and call.headers == {"x-promptsluice-policy": "off"} and not call.stream
+    assert call.prompt.body["temperature"] == 0 and call.prompt.body["model"] == "small"
+
+    later = await house.post(TURN, "Yes.")
+    assert later.json()["messages"][:2] == first.json()["messages"][:2]
+    assert later.headers["x-promptsluice-tokens-side"] == "0" and len(house.writer.calls) == 1
+    metrics = (await house.client.get("/metrics")).text
+    assert 'promptsluice_side_tokens_total{policy="short",type="prompt"} 300.0' in metrics
+
+
+async def test_summaries_and_originals_are_their_tenants_own(house: House) -> None:
+    report = (await house.post(TURN)).json()
+    (original_id,) = report["promptsluice"]["originals"]
+    assert report["messages"][1]["content"].endswith(f"\n[original: {original_id}]")
+    assert (await house.original(original_id)).json() == {"id": original_id, "object": "original", "text": TURN}
+    foreign = await house.original(original_id, key="k2")
+    assert foreign.status_code == 404 and foreign.json()["error"]["code"] == "original_not_found"
+    assert (await house.original(original_id, key="nobody")).status_code == 401
+    await house.post(TURN, key="k2")
+    assert len(house.writer.calls) == 2
+    assert (await house.original(original_id, key="k2")).json()["text"] == TURN
+
+
+async def test_a_backend_that_refuses_costs_nothing_but_the_summary(house: House) -> None:
+    house.writer.status = 500
+    answer = await house.post(TURN, path="/v1/chat/completions")
+    assert answer.status_code == 200 and answer.json()["choices"][0]["message"]["content"] == "And now?"
+    (step,) = answer.json()["promptsluice"]["steps"]
+    assert "no summary came" in step["note"] and answer.json()["promptsluice"]["originals"] == []
+
+
+async def test_summaries_outlive_a_process(house: House, tmp_path: Path) -> None:
+    first = (await house.post(TURN)).json()["messages"]
+    async with opened(tmp_path / "summaries.sqlite") as again:
+        assert (await again.post(TURN)).json()["messages"] == first
+        assert not again.writer.calls
+
+
+def test_a_policy_names_a_backend_that_is_there() -> None:
+    with pytest.raises(ConfigError, match="unknown backend 'nobody' \\(of main, writer\\)"):
+        PolicySet.from_text(FILE.format(path="x").replace("backend: writer, model", "backend: nobody, model"))
+
+
+def test_kept_texts_are_bounded() -> None:
+    now = [0.0]
+    kept = KeptTexts(limit=1000, total=1500, age=60, clock=lambda: now[0])
+    assert not kept.put("a", "huge", "x" * 2000)
+    for key in ("1", "2", "3"):
+        assert kept.put("a", key, "x" * 300)
+    assert kept.get("a", "1") is None and kept.get("a", "2") == kept.get("a", "3") == "x" * 300
+    assert kept.get("b", "2") is None
+    kept.put("b", "4", "y" * 800)
+    assert kept.get("a", "2") is None and kept.get("a", "3") and kept.get("b", "4")
+    now[0] = 61
+    assert kept.get("a", "3") is None and kept.get("b", "4") is None
+
+
+def test_summaries_on_disk_are_bounded_and_a_broken_disk_is_no_error(tmp_path: Path) -> None:
+    path = tmp_path / "kept" / "summaries.sqlite"
+    spec = SummariesSpec(bytes=0, disk=2000)
+    summaries = Summaries(spec, path)
+    for n in range(20):
+        summaries.of("a").put(str(n), "x" * 100)
+    found = [n for n in range(20) if summaries.of("a").get(str(n))]
+    assert found == list(range(15, 20))
+    assert summaries.of("b").get("19") is None
+    broken = tmp_path / "broken.sqlite"
+    broken.write_bytes(b"this is no database, but a text that is long enough" * 40)
+    other = Summaries(spec, broken).of("a")
+    other.put("1", "x")
+    assert other.get("1") is None
