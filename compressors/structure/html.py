@@ -5,6 +5,8 @@ tables, preformatted text and, unless switched off, links stay, as Markdown has 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
 
 from ...prompt import Kind, PromptsluiceError
 from ..base import Task, TextCompressor
@@ -58,8 +60,7 @@ def is_page(text: str) -> bool:
 
 def text_of(page: str, *, links: bool = True) -> str:
     """The text of a page, in linear time. PromptsluiceError for one that nests deeper than 256 elements."""
-    from lxml import etree
-
+    etree: Any = import_module("lxml.etree")  # an extension module without type stubs
     parser = etree.HTMLParser(target=_Writer(links=links))
     source = page.encode("utf-8", "replace").decode()
     for at in range(0, len(source), _PIECE):

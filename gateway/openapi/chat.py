@@ -39,6 +39,7 @@ _CHAT = form_of(ChatParameters, prefix="Chat")
 _TEXT = form_of(TextParameters, prefix="Text")
 _TOLD_TOKEN = record({"token": TEXT, "logprob": NUMBER}, {"bytes": or_null(many(COUNT)), "top_logprobs": many(OBJECT)})
 _COUNTED = ("tokens_in", "tokens_out", "retrieved", "pruned", "cached", "loaded", "reused", "recomputed")
+_SIDE = ("side_prompt", "side_completion")
 _ENDED: dict[str, Schema] = {"finish_reason": or_null(TEXT)}
 
 SCHEMAS: dict[str, Schema] = {
@@ -57,7 +58,8 @@ SCHEMAS: dict[str, Schema] = {
     ),
     "Report": record(
         {"policy": TEXT, "backend": TEXT, "reason": TEXT, "steps": many(OBJECT), "overhead_ms": NUMBER}
-        | dict.fromkeys(_COUNTED, COUNT),
+        | dict.fromkeys((*_COUNTED, *_SIDE), COUNT)
+        | {"originals": many(TEXT)},
         {"tiers": {"type": "object", "additionalProperties": COUNT}},
     ),
     "Message": record(
