@@ -45,7 +45,7 @@ class Summarize(LossyOptions):
     name = "summarize"
 
     kinds: frozenset[Kind] = option(frozenset({Kind.HISTORY, Kind.DOCUMENT}), kinds)
-    min_tokens: int = option(200, whole(least=32))
+    min_tokens: int = option(200, whole(least=1))
     target_rate: float = option(0.3, rate)
     backend: str = option("", text)
     model: str = option("", text)

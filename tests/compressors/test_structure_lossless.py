@@ -181,6 +181,20 @@ def test_data_is_rewritten_only_where_it_is_data(context: Make, prompt_of: Promp
     assert told == said.splitlines()[0] + "\n[the line above 19 more times]\n"
 
 
+def test_later_turns_do_not_change_earlier_ones(context: Make, prompt_of: PromptOf, tool_texts: TextsOf) -> None:
+    log = "".join(f"12:00:{n:02d} the worker is still waiting for a place\n" for n in range(30))
+    data = json.dumps([{"identifier": n, "description": "one of many"} for n in range(30)])
+    texts = [data, log, "the same line of a long log\n" * 9, data, "a\n" * 50]
+    compressor = create("lossless", {"tables": True, "templates": True})
+    before: list[str] = []
+    for n in range(1, len(texts) + 1):
+        now = tool_texts(compressor.compress(prompt_of(*texts[:n]), context=context()).prompt)
+        assert now[: len(before)] == before
+        assert tool_texts(compressor.compress(prompt_of(*now), context=context()).prompt) == now
+        before = now
+    assert [text[:7] for text in before[:2]] == ["[table ", "[30 lin"] and before[3].startswith("[repeat: ")
+
+
 def test_tables_need_json_to_be_on() -> None:
     with pytest.raises(BadRequest, match="only where json is on"):
         create("lossless", {"tables": True, "json": False})
