@@ -6,7 +6,7 @@ a turn that was summarized once reads the same in all later turns.
 
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 from ...prompt import BadRequest, Kind
 from ..base import Job, LossyOptions, Task
@@ -35,11 +35,11 @@ _SLOWEST = 0.9
 class Summarize(LossyOptions):
     """`backend` and `model` name who writes; without a backend sentences are chosen instead (extractive).
 
-    `target_rate` is the length asked of the model. `protect` and `facts` are what must not get lost: the sentence of
-    the source that holds it is kept beside a summary without it. Where that leaves nothing to save, the source stays.
-    An answer that is late (`timeout` seconds), cut off, invents numbers or does not come at all is replaced by
-    `fallback`: `extractive` or `none`. What was made is kept by content: a turn, or a part of a document, is summarized
-    once.
+    The target is the length asked of the model, which may write less. `protect` and `facts` are what must not get lost:
+    the sentence of the source that holds it is kept beside a summary without it. Where that leaves nothing to save, the
+    source stays. An answer that is late (`timeout` seconds), cut off, invents numbers or does not come at all is
+    replaced by `fallback`: `extractive` or `none`. What was made is kept by content: a turn, or a part of a document,
+    is summarized once.
     """
 
     name = "summarize"
@@ -82,7 +82,7 @@ class Summarize(LossyOptions):
 
     def _chosen(self, job: Job, left: list[tuple[Task, str]]) -> Iterator[tuple[Task, Rewrite]]:
         """Sentences of the texts for which there is no summary."""
-        others = Extractive(target_rate=self.target_rate, protect=self.protect, kinds=self.kinds)
+        others = Extractive(**{item.name: getattr(self, item.name) for item in fields(LossyOptions)})
         originals = {task.segment.id: (task, why) for task, why in left}
         tasks = tuple(replace(task, protected=protected_spans(task.text, categories=self.protect)) for task, _ in left)
         for chosen, rewrite in others.rewrite(replace(job, tasks=tasks)):
@@ -131,7 +131,7 @@ class _Summary:
         tokens = context.count(part)
         if tokens < options.min_tokens or len(part) > 2 * LONGEST:
             return ""
-        most = max(24, round(tokens * options.target_rate))
+        most = max(24, round(options.target(self._task.tokens) * tokens / self._task.tokens))
         key = key_of(part, backend=options.backend, model=options.model, most_tokens=most)
         known = context.memory.get(key) if context.memory is not None else None
         if known is not None:
