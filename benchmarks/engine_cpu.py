@@ -2,12 +2,12 @@
 
 Run: python benchmarks/engine_cpu.py [--threads 2] [--peer llama.cpp=PYTHON] [--peer vllm=PYTHON] [--gguf FILE]
 
-Each peer is a process of its own, in the environment of PYTHON (one that has llama-cpp-python, or vllm). All subjects
-take turns within each round, so that a busy machine slows all of them; figures are medians over the rounds. Prompts are
-random ids, new in each round; a repeated one is repeated five times, of which the median counts. llama.cpp reads the
-same weights as float16, or FILE. The floor of a decode step is its bytes of weights over the measured memory rate (of
-torch's sum, or of the product of one row with the output matrix, which may read faster), that of a prefill its
-operations over the measured float32 product rate.
+Each peer is a process of its own, in the environment of PYTHON (one that has llama-cpp-python, or vllm); `vllm=URL` is
+a server that runs already, for vLLM takes minutes to start. All subjects take turns within each round, so that a busy
+machine slows all of them; figures are medians over the rounds. Prompts are random ids, new in each round; a repeated
+one is repeated five times, of which the median counts. llama.cpp reads the same weights as float16, or FILE. The floor
+of a decode step is its bytes of weights over the measured memory rate (of torch's sum, or of the product of one row
+with the output matrix, which may read faster), that of a prefill its operations over the measured float32 product rate.
 """
 
 import argparse
@@ -24,7 +24,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import torch
 from cpu_gguf import write_f16_gguf
-from cpu_subjects import Ours, PeerProcess, Subject, Transformers
+from cpu_subjects import Ours, PeerProcess, PeerServer, Subject, Transformers
 from promptsluice.backend_engine.hub import resolve
 from promptsluice.backend_engine.loader import LoadedModel, load_model
 from rich.console import Console
@@ -72,6 +72,9 @@ def subjects(options: argparse.Namespace, directory: Path, models: dict[str, Loa
         for peer in options.peer:
             kind, _, python = peer.partition("=")
             files = {"float32": directory}
+            if python.startswith("http"):
+                found.append(stack.enter_context(PeerServer(f"{kind} server", python)))
+                continue
             if kind == "llama.cpp":
                 files = {"f16": write_f16_gguf(directory, models["float32"].spec, scratch / "f16.gguf")}
                 files |= {options.gguf.stem: options.gguf} if options.gguf else {}
@@ -116,7 +119,7 @@ def main() -> None:
     parser.add_argument("--gguf", type=Path, help="another file for llama.cpp, of the same model")
     options = parser.parse_args()
     if wrong := [peer for peer in options.peer if peer.partition("=")[0] not in ("llama.cpp", "vllm")]:
-        parser.error(f"--peer {wrong[0]}: llama.cpp=PYTHON or vllm=PYTHON")
+        parser.error(f"--peer {wrong[0]}: llama.cpp=PYTHON or vllm=PYTHON or vllm=URL")
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
     directory = resolve(options.model)

@@ -72,6 +72,21 @@ def test_the_wrapped_client(gateway: str) -> None:
     assert all(after < before for before, after in reports)
 
 
+@pytest.mark.slow
+def test_langchain(gateway: str) -> None:
+    lines = output_of("langchain_rag.py", gateway=gateway).splitlines()
+    assert lines[0] == "How many piers are there? Question: How many piers are there?"
+    reports = [figures(line) for line in lines if line.startswith("prompt tokens")]
+    assert len(reports) == 2 and all(prompt > 300 and cached == 0 for prompt, cached in reports)
+
+
+@pytest.mark.slow
+def test_llamaindex(gateway: str, minilm_dir: Path) -> None:
+    pytest.importorskip("llama_index.llms.openai_like", reason="the packages of LlamaIndex are not installed")
+    answer = output_of("llamaindex_rag.py", "When", "is", "the", "museum", "closed?", gateway=gateway)
+    assert answer.startswith("Query: When is the museum closed?")
+
+
 def test_every_example_is_tried() -> None:
     tried = Path(__file__).read_text()
     assert all(f'"{path.name}"' in tried for path in EXAMPLES.glob("*.py"))

@@ -15,7 +15,7 @@ const parameters = {
   required: ["city", "degrees"],
   additionalProperties: false,
 };
-const tools = [{ type: "function", function: { name: "report", description: "Report it.", parameters } }];
+const tools = [{ type: "function", function: { name: "report", description: "Report it.", parameters, strict: true } }];
 const forced = { type: "function", function: { name: "report" } };
 const choice = FORCED ? { tool_choice: forced } : {};
 const Forecast = z.object({ city: z.enum(["Oslo", "Rome"]), degrees: z.number().int() });
@@ -76,14 +76,16 @@ test("parsed by a schema", async () => {
 test("a tool call, whole and streamed, and its answer", async () => {
   const asked = { model: MODEL, messages, tools, max_tokens: 200, seed: 1, ...choice };
   const whole = (await client.chat.completions.create(asked)).choices[0];
-  assert.equal(whole.finish_reason, "tool_calls");
+  // OpenAI and vLLM say `stop` where a function was named.
+  assert.ok((FORCED ? ["tool_calls", "stop"] : ["tool_calls"]).includes(whole.finish_reason));
   const [call] = whole.message.tool_calls;
   assert.equal(call.function.name, "report");
   assert.ok(["Oslo", "Rome"].includes(JSON.parse(call.function.arguments).city));
   const streamed = (await client.chat.completions.stream(asked).finalChatCompletion()).choices[0];
-  assert.equal(streamed.finish_reason, "tool_calls");
+  assert.equal(streamed.finish_reason, whole.finish_reason);
   assert.equal(streamed.message.tool_calls[0].function.name, "report");
-  assert.equal(streamed.message.tool_calls[0].function.arguments, call.function.arguments);
+  const given = (one) => JSON.parse(one.function.arguments);
+  assert.deepEqual(given(streamed.message.tool_calls[0]), given(call));
   const result = { role: "tool", tool_call_id: call.id, content: "Reported." };
   const last = { model: MODEL, messages: [...messages, whole.message, result], tools, max_tokens: 4 };
   assert.equal(typeof (await client.chat.completions.create(last)).choices[0].message.content, "string");
