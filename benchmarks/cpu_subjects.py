@@ -14,7 +14,8 @@ import torch
 from promptsluice.backend_engine.engine import Engine
 from promptsluice.backend_engine.loader import LoadedModel
 from promptsluice.backend_engine.options import EngineOptions
-from promptsluice.backend_engine.types import Delta, GenerationRequest, Result, SamplingParams
+from promptsluice.backend_engine.params import SamplingParams
+from promptsluice.backend_engine.types import Delta, GenerationRequest, Result
 from promptsluice.prompt import PromptsluiceError
 
 
