@@ -83,6 +83,11 @@ class AnswerCache:
         self._alike: dict[str, set[Key]] = {}
         self._size = 0
 
+    def stats(self) -> dict[str, int]:
+        """How many answers it holds, of how many bytes, and how many bytes it may hold."""
+        with self._lock:
+            return {"entries": len(self._kept), "bytes": self._size, "budget": self._limit}
+
     def get(self, key: Key) -> bytes | None:
         """The answer to the very same request."""
         with self._lock:

@@ -37,6 +37,7 @@ from .keys.ticket import Ticket
 from .metrics import Metrics
 from .openapi.document import document
 from .reload import watching
+from .ui import routes as routes_ui
 from .wire import dumps
 
 # A slow line may need a minute for a large prompt; a client that drips bytes must not hold a place for ever.
@@ -82,6 +83,8 @@ def create_app(
     app = FastAPI(title="promptsluice", lifespan=lifespan, redirect_slashes=False, openapi_url=None)
     for routes in _ROUTES:
         app.include_router(routes.router)
+    if policy_set.server.ui:
+        app.include_router(routes_ui.router)
     app.state.openapi = dumps(document(app.routes))
     app.add_exception_handler(PromptsluiceError, _own_error)
     app.add_exception_handler(HTTPException, _http_error)
@@ -101,7 +104,7 @@ async def _admit(scope: Scope) -> Ticket | None:
     """The edge's question whom to let in; routes find the answer as the request's caller."""
     sluice: Sluice = scope["app"].state.sluice
     state = scope["state"]
-    stranger = caller_of(Headers(scope=scope), request_id=state["request_id"])
+    stranger = caller_of(Headers(scope=scope), request_id=state["request_id"], path=scope["path"])
     caller = await admitted(sluice, stranger, method=scope["method"], path=scope["path"])
     if caller is not stranger:
         state["caller"] = caller

@@ -13,7 +13,7 @@ _FORWARDED = frozenset({"idempotency-key", "openai-beta", "traceparent", "traces
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
-    """`headers` have lower-case names. `api_key` never shows in a repr.
+    """`headers` have lower-case names, `path` is the route that was called. `api_key` never shows in a repr.
 
     `key` is its entry in the policy file, if that has any. `ticket` is the request's account, where it has one.
     """
@@ -23,6 +23,7 @@ class Caller:
     api_key: str | None = field(default=None, repr=False)
     key: ApiKeySpec | None = None
     ticket: Ticket | None = field(default=None, repr=False, compare=False)
+    path: str = ""
 
     @property
     def tenant(self) -> str:
@@ -39,8 +40,8 @@ class Caller:
         return self.headers.get("x-promptsluice-report", "").strip().lower() in ("1", "true", "yes")
 
 
-def caller_of(headers: Mapping[str, str], *, request_id: str) -> Caller:
+def caller_of(headers: Mapping[str, str], *, request_id: str, path: str = "") -> Caller:
     """The caller of an HTTP request; the key comes from `Authorization: Bearer` or, as some SDKs do it, `x-api-key`."""
     scheme, _, token = headers.get("authorization", "").partition(" ")
     key = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
-    return Caller(request_id=request_id, headers=headers, api_key=key or None)
+    return Caller(request_id=request_id, headers=headers, api_key=key or None, path=path)

@@ -24,7 +24,7 @@ async def _known(request: Request, sluice: House) -> Caller:
     """Whom the edge has let in. Of routes that it leaves to themselves, whoever has an ordinary key."""
     caller: Caller | None = request.scope["state"].get("caller")
     if caller is None:
-        stranger = caller_of(request.headers, request_id=request.state.request_id)
+        stranger = caller_of(request.headers, request_id=request.state.request_id, path=request.url.path)
         caller = identified(sluice, stranger, scope="inference", what=request.url.path[:200])
     return caller
 

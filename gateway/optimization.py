@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ..compressors.context import CompressionContext, Count, Embed, Memory, Score
 from ..compressors.registry import create
-from ..compressors.result import LATE
+from ..compressors.result import LATE, Change
 from ..policies import CostModel, Ledger, Plan, Policy, Step, opened, plan
 from ..policies.schema import RetrieveSpec
 from ..prompt import Prompt, PromptsluiceError, Report, Segment, StepReport, Usage
@@ -63,12 +63,15 @@ class Tools:
 
 @dataclass(slots=True, kw_only=True)
 class Optimized:
-    """The outcome so far. `plan` is None where there was nothing to plan; `failed` has the steps that failed or were
-    late, each with a slug that says why.
+    """The outcome so far. `plan` is None where there was nothing to plan; else it was made for the prompt `planned`,
+    which the `changes` of each step have led from to `prompt`. `failed` has the steps that failed or were late, each
+    with a slug that says why.
     """
 
     prompt: Prompt
     plan: Plan | None = None
+    planned: Prompt | None = None
+    changes: list[Sequence[Change]] = field(default_factory=list)
     steps: list[StepReport] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
     tokens_in: int = 0
@@ -161,7 +164,7 @@ class _Run:
     def plan(self) -> None:
         tools = self._tools
         made = plan(self.out.prompt, self._policy, tools.costs, count=tools.count, kv_reuse=tools.kv_reuse)
-        self.out.plan = made
+        self.out.plan, self.out.planned = made, self.out.prompt
         worth_s = max(made.prefill_ms, sum(step.saved_ms for step in made.steps)) / 1000
         allowed_s = self._policy.rewrite_timeout or min(_MOST_TIME_S, max(_LEAST_TIME_S, worth_s))
         self._deadline = time.monotonic() + allowed_s
@@ -187,7 +190,17 @@ class _Run:
         self.out.pruned += before - after
         if result.trouble:
             self.out.failed[step.name] = result.trouble
-        self._done(step.name, began, before=before, after=after, predicted_ms=step.predicted_ms, note=result.note)
+        self.out.changes.append(result.changes)
+        saved_ms = step.saved_ms * (before - after) / max(1, step.tokens_before - step.tokens_after)
+        self._done(
+            step.name,
+            began,
+            before=before,
+            after=after,
+            predicted_ms=step.predicted_ms,
+            saved_ms=saved_ms,
+            note=result.note,
+        )
         if before and time.monotonic() < self._deadline:
             ms = self.out.steps[-1].ms
             self._tools.ledger.ran(step.use, tokens=before, ms=ms, predicted_ms=step.predicted_ms)
@@ -230,7 +243,15 @@ class _Run:
         self._done(name, began, before=size, after=size, note=f"failed, left as it was: {said}")
 
     def _done(
-        self, name: str, began: float, *, before: int, after: int, note: str = "", predicted_ms: float | None = None
+        self,
+        name: str,
+        began: float,
+        *,
+        before: int,
+        after: int,
+        note: str = "",
+        predicted_ms: float | None = None,
+        saved_ms: float | None = None,
     ) -> None:
         self.out.steps.append(
             StepReport(
@@ -239,6 +260,7 @@ class _Run:
                 tokens_before=before,
                 tokens_after=after,
                 predicted_ms=predicted_ms,
+                saved_ms=saved_ms,
                 note=note,
             )
         )

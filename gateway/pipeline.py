@@ -36,6 +36,8 @@ from .keys.ticket import Ticket
 from .optimization import BUSY, Optimized, optimized, passed_over
 from .recall import HEADER as RECALLED
 from .recall import completed
+from .recording import outcome_of, outline_of, recorded, show
+from .records import Outline, Record
 from .wire import spliced
 
 # Below this size a body is parsed faster than it is handed to a thread.
@@ -47,11 +49,13 @@ _KNOWN_AT_THE_END = ("cached", "loaded", "blended", "reused", "recomputed")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Begun:
-    """A request whose books are kept. `began` is the reading of time.perf_counter when it arrived."""
+    """A request whose books are kept. `began` is the reading of time.perf_counter when it arrived; `record` is what the
+    page shows of it."""
 
     resolution: Resolution
     report: Report
     began: float
+    record: Record | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,13 +69,21 @@ class Prepared(Begun):
 async def answer(sluice: Sluice, raw: bytes, caller: Caller) -> Answer | Stream:
     """The whole way of one chat completion. Raises PromptsluiceError while nothing has been sent."""
     began = time.perf_counter()
-    prompt = await parse(sluice, raw)
-    resolution = match(sluice, prompt, caller)
-    await reserve_for(caller, prompt)
-    await available(sluice, resolution.backend)
-    prepared = await prepare(
-        sluice, prompt, resolution, request_id=caller.request_id, tenant=caller.tenant, began=began, shadow=True
-    )
+    with recorded(sluice, caller) as record:
+        prompt = await parse(sluice, raw)
+        resolution = match(sluice, prompt, caller)
+        await reserve_for(caller, prompt)
+        await available(sluice, resolution.backend)
+        prepared = await prepare(
+            sluice,
+            prompt,
+            resolution,
+            request_id=caller.request_id,
+            tenant=caller.tenant,
+            began=began,
+            shadow=True,
+            record=record,
+        )
     reply = await dispatch(sluice, prepared, caller)
     return with_account(sluice, prepared, reply, caller)
 
@@ -144,6 +156,7 @@ async def prepare(
     tenant: str = "",
     began: float | None = None,
     shadow: bool = False,
+    record: Record | None = None,
 ) -> Prepared:
     """Rewrite the prompt by its policy, in a worker thread; what is late or breaks leaves it as it was. What is kept of
     it is kept for `tenant`.
@@ -160,10 +173,13 @@ async def prepare(
         group=resolution.group or "",
     )
     outcome = Optimized(prompt=prompt)
+    if record is not None:
+        record.matched(resolution, report, stream=bool(prompt.body.get("stream")))
     if resolution.policy.passthrough:
         outcome.tokens_in = estimated_prompt(prompt)
+        show(record, outcome, outline_of(sluice, record, outcome))
     else:
-        outcome = await _optimized(sluice, prompt, resolution, request_id, tenant)
+        outcome = await _optimized(sluice, prompt, resolution, request_id, tenant, record)
     outcome.report_to(report)
     report.overhead_ms = (time.perf_counter() - start) * 1000
     sluice.metrics.prepared(report)
@@ -173,10 +189,12 @@ async def prepare(
         plan=outcome.plan,
         report=report,
         began=start if began is None else began,
+        record=record,
     )
     if report.failed and resolution.fail_closed:
-        _finished(sluice, prepared, outcome="failed")
-        raise not_applied(report)
+        error = not_applied(report)
+        _finished(sluice, prepared, outcome="failed", error=error)
+        raise error
     if report.rollout:
         log.info("request %s: rollout %s, group %s, policy %s", request_id, report.rollout, report.group, report.policy)
     if shadow:
@@ -194,17 +212,27 @@ def not_applied(report: Report) -> PolicyNotApplied:
     )
 
 
-async def _optimized(sluice: Sluice, prompt: Prompt, resolution: Resolution, request_id: str, tenant: str) -> Optimized:
+async def _optimized(
+    sluice: Sluice, prompt: Prompt, resolution: Resolution, request_id: str, tenant: str, record: Record | None
+) -> Optimized:
     tools = sluice.tools_for(tenant, resolution.backend, request_id=request_id)
     policy = resolution.policy
+
+    def work() -> tuple[Optimized, Outline | None]:
+        outcome = optimized(prompt, policy, tools, request_id=request_id)
+        return outcome, outline_of(sluice, record, outcome)
+
     try:
-        return await sluice.optimizers.run(
-            lambda: optimized(prompt, policy, tools, request_id=request_id),
+        outcome, outline = await sluice.optimizers.run(
+            work,
             timeout_s=max(_OPTIMIZE_S, policy.rewrite_timeout or 0),
         )
     except (TimeoutError, Overloaded) as error:
         late = isinstance(error, TimeoutError)
-        return passed_over(prompt, reason="late" if late else "no free worker", why=LATE if late else BUSY)
+        outcome = passed_over(prompt, reason="late" if late else "no free worker", why=LATE if late else BUSY)
+        outline = outline_of(sluice, record, outcome)
+    show(record, outcome, outline)
+    return outcome
 
 
 async def dispatch(sluice: Sluice, prepared: Prepared, caller: Caller) -> Answer | Stream:
@@ -238,10 +266,11 @@ async def replied(sluice: Sluice, prepared: Begun, call: C, *, ask: Ask[C], able
         async with asyncio.timeout(sluice.policy_set.server.request_timeout):
             return await complete(sluice, call, backend=prepared.resolution.backend, ask=ask, able=able)
     except TimeoutError as error:
-        _finished(sluice, prepared, outcome="failed")
-        raise UpstreamTimeout("the request took longer than the server allows") from error
+        late = UpstreamTimeout("the request took longer than the server allows")
+        _finished(sluice, prepared, outcome="failed", error=late)
+        raise late from error
     except PromptsluiceError as error:
-        _finished(sluice, prepared, outcome="refused" if error.status < 500 else "failed")
+        _finished(sluice, prepared, outcome=outcome_of(error.status), error=error)
         error.headers.update(prepared.report.headers())
         raise
     except asyncio.CancelledError:
@@ -257,14 +286,15 @@ def with_account(sluice: Sluice, prepared: Begun, reply: Answer | Stream, caller
     headers = {**reply.headers, **prepared.report.headers()}
     wanted = caller.wants_report
     ticket = None if headers.get(RECALLED) == "hit" else caller.ticket  # which costs nothing
+    status = reply.status if isinstance(reply, Answer) else 200
+    if prepared.record is not None:
+        prepared.record.headers, prepared.record.status = reply.headers, status
     if isinstance(reply, Stream):
         return Stream(frames=_accounted(sluice, prepared, reply, report=wanted, ticket=ticket), headers=headers)
-    ok = reply.status < 400
+    ok = status < 400
     if ok and ticket is not None:
         ticket.settle(reply.usage, estimate=prepared.report.tokens_out + len(reply.body) // 4)
-    _finished(
-        sluice, prepared, outcome="ok" if ok else "refused" if reply.status < 500 else "failed", usage=reply.usage
-    )
+    _finished(sluice, prepared, outcome=outcome_of(status), usage=reply.usage)
     # A streamed answer's headers are gone before the engine knows these.
     headers |= {f"x-promptsluice-tokens-{name}": str(getattr(prepared.report, name)) for name in _KNOWN_AT_THE_END}
     body = spliced(reply.body, "promptsluice", prepared.report.to_wire()) if wanted and ok else reply.body
@@ -279,6 +309,7 @@ async def _accounted(
     usage: Usage | None = None
     written = Written()
     waited_s = 0.0
+    broken: Exception | None = None
     held: Frame | None = None
     try:
         async with aclosing(reply.frames) as frames:
@@ -302,13 +333,13 @@ async def _accounted(
         outcome = "ok" if outcome != "failed" else outcome
         if written.tokens and outcome == "ok":
             _learned(sluice, prepared, waited_s, usage)
-    except Exception:
-        outcome = "failed"
+    except Exception as error:
+        outcome, broken = "failed", error
         if held is not None:
             yield held
         raise
     finally:
-        _finished(sluice, prepared, outcome=outcome, usage=usage)
+        _finished(sluice, prepared, outcome=outcome, usage=usage, error=broken)
         # Who leaves in the middle pays for what there was until then.
         if ticket is not None and (usage is not None or written.tokens):
             ticket.settle(usage, estimate=prepared.report.tokens_out + written.tokens)
@@ -318,6 +349,8 @@ def _first_token(sluice: Sluice, prepared: Begun) -> float:
     """Enter it in the books; the seconds that it took since the request came."""
     seconds = time.perf_counter() - prepared.began
     sluice.metrics.first_token(prepared.resolution.model, prepared.report, seconds)
+    if prepared.record is not None:
+        prepared.record.ttft_s = seconds
     return seconds
 
 
@@ -332,5 +365,11 @@ def _learned(sluice: Sluice, prepared: Begun, waited_s: float, usage: Usage | No
         backend.ledger.ran("prefill", tokens=fresh, ms=1000 * waited_s - prepared.report.overhead_ms)
 
 
-def _finished(sluice: Sluice, prepared: Begun, *, outcome: str, usage: Usage | None = None) -> None:
+def _finished(
+    sluice: Sluice, prepared: Begun, *, outcome: str, usage: Usage | None = None, error: Exception | None = None
+) -> None:
     sluice.metrics.finished(prepared.resolution.model, prepared.report, outcome=outcome, usage=usage)
+    if prepared.record is not None:
+        if isinstance(error, PromptsluiceError):
+            prepared.record.failed(error)
+        sluice.rooms.records.finished(prepared.record, outcome=outcome, usage=usage)

@@ -12,12 +12,12 @@ from .answer_cache import AnswerCache, Key, key_of
 from .backends.base import Answer, Backend, Call, Frame, Stream
 from .edge import log
 from .house import Sluice
+from .records.record import CACHE_HEADER as HEADER
 from .replay import Gathering, chunks_of
 
 if TYPE_CHECKING:
     from .answer_cache import Vector
 
-HEADER = "x-promptsluice-cache"
 _CHARS = 16  # a token, above what any text has: beyond that nothing is tokenized to see that it is too long
 
 

@@ -115,16 +115,17 @@ def _load(path: Path, old: PolicySet) -> PolicySet:
     new = PolicySet.load(path)
     new.require_environment()
     fixed = [name for name in ("kv_cache", "collections", "models") if getattr(new, name) != getattr(old, name)]
-    if _fixed(new) != _fixed(old):
-        fixed.append("server (all but api_keys and limits)")
+    if _fixed(new.server) != _fixed(old.server):
+        fixed.append("server (all but api_keys, limits and records.text)")
     if fixed:
         raise ConfigError(f"only a restart can change {', '.join(fixed)}", file=str(path))
     return new
 
 
-def _fixed(policy_set: PolicySet) -> ServerSpec:
+def _fixed(server: ServerSpec) -> ServerSpec:
     """The server's settings but for those that may change while it runs."""
-    return policy_set.server.model_copy(update={"api_keys": (), "limits": LimitsSpec()})
+    records = server.records.model_copy(update={"text": False})
+    return server.model_copy(update={"api_keys": (), "limits": LimitsSpec(), "records": records})
 
 
 def _signature(path: Path) -> Signature:

@@ -1,5 +1,5 @@
-"""The rooms that requests share beside their backends: collections with their embedder, the chunk store, and responses
-that are kept for the next turn.
+"""The rooms that requests share beside their backends: collections with their embedder, the chunk store, responses
+that are kept for the next turn, answers that may be given again, and records of what happened.
 
 Heavy ones load when they are first needed and block while they do; called from worker threads.
 """
@@ -16,6 +16,7 @@ from ..policies.schema import RetrieveSpec
 from ..prompt import Prompt
 from .answer_cache import AnswerCache
 from .kept_texts import KeptTexts
+from .records import Records
 from .responses.kept import ResponseStore
 from .salts import Salts
 from .summaries import Summaries
@@ -42,6 +43,7 @@ class Rooms:
         self.summaries = Summaries(policy_set.server.summaries, policy_set.summaries_path)
         kept = policy_set.server.originals
         self.originals = KeptTexts(limit=kept.bytes, total=kept.total, age=kept.age)
+        self.records = Records(policy_set.server.records)
 
     def wire(self, policy_set: PolicySet, backends: Mapping[str, "Backend"]) -> None:
         """By the house, and by each that follows it: the file in force, and the backends to count and warm with, which

@@ -17,6 +17,7 @@ from .deps import House, Known
 from .house import Sluice
 from .keys.spending import longest_answers, reserve
 from .pipeline import Begun, asked, available, check_routing_fields, replied, with_account
+from .recording import recorded
 from .stream import EventStream
 
 router = APIRouter()
@@ -33,15 +34,17 @@ async def completions(request: Request, sluice: House, caller: Known) -> Respons
 
 async def _answer(sluice: Sluice, raw: bytes, caller: Caller) -> Answer | Stream:
     began = time.perf_counter()
-    body, tokens = await sluice.readers.run(lambda: _read(raw, max_depth=sluice.policy_set.server.max_depth))
-    resolution = sluice.policy_set.resolve(
-        body["model"], headers=caller.headers, api_key=caller.api_key, prompt_tokens=lambda: tokens
-    )
-    await reserve(caller.ticket, prompt=lambda: tokens, output=longest_answers(body))
-    await available(sluice, resolution.backend)
+    with recorded(sluice, caller) as record:
+        body, tokens = await sluice.readers.run(lambda: _read(raw, max_depth=sluice.policy_set.server.max_depth))
+        resolution = sluice.policy_set.resolve(
+            body["model"], headers=caller.headers, api_key=caller.api_key, prompt_tokens=lambda: tokens
+        )
+        await reserve(caller.ticket, prompt=lambda: tokens, output=longest_answers(body))
+        await available(sluice, resolution.backend)
     reason = "a raw prompt has no segments"
     report = Report(policy="off", backend=resolution.backend, reason=reason, tokens_in=tokens, tokens_out=tokens)
-    begun = Begun(resolution=resolution, report=report, began=began)
+    record.matched(resolution, report, stream=bool(body.get("stream")))
+    begun = Begun(resolution=resolution, report=report, began=began, record=record)
     call = TextCall(raw=raw, body=body, **asked(begun, body, caller))
     reply = await replied(sluice, begun, call, ask=lambda backend, one: backend.continue_text(one))
     return with_account(sluice, begun, reply, caller)

@@ -18,6 +18,7 @@ from .messages.answer import as_message
 from .messages.request import ChatBody, chat_body
 from .messages.stream import as_message_stream, with_last_words
 from .recall import completed
+from .recording import recorded
 from .stream import EventStream
 from .wire import dumps
 
@@ -39,19 +40,21 @@ class _Asked:
 async def create_message(request: Request, sluice: House, caller: Known) -> Response:
     """Answer, whole or as events. Any content type is read as JSON."""
     began = time.perf_counter()
-    asked = await _read(sluice, await request.body())
-    resolution = pipeline.match(sluice, asked.prompt, caller)
-    await pipeline.reserve_for(caller, asked.prompt)
-    await pipeline.available(sluice, resolution.backend)
-    prepared = await pipeline.prepare(
-        sluice,
-        asked.prompt,
-        resolution,
-        request_id=caller.request_id,
-        tenant=caller.tenant,
-        began=began,
-        shadow=True,
-    )
+    with recorded(sluice, caller) as record:
+        asked = await _read(sluice, await request.body())
+        resolution = pipeline.match(sluice, asked.prompt, caller)
+        await pipeline.reserve_for(caller, asked.prompt)
+        await pipeline.available(sluice, resolution.backend)
+        prepared = await pipeline.prepare(
+            sluice,
+            asked.prompt,
+            resolution,
+            request_id=caller.request_id,
+            tenant=caller.tenant,
+            began=began,
+            shadow=True,
+            record=record,
+        )
     call = _call(asked, prepared, caller, prompt=prepared.prompt, plan=prepared.plan)
     reply = await pipeline.replied(
         sluice, prepared, call, ask=lambda backend, one: _ask(sluice, backend, one, asked.chat)

@@ -25,7 +25,7 @@ from .errors import (
 )
 from .prompt import Prompt
 from .segment import Kind, Path, Segment
-from .usage import Report, ShadowReport, StepReport, Usage
+from .usage import KVSpan, Report, ShadowReport, StepReport, Usage
 
 __all__ = [
     "BadRequest",
@@ -33,6 +33,7 @@ __all__ = [
     "Conflict",
     "ContextTooLong",
     "Forbidden",
+    "KVSpan",
     "Kind",
     "ModelUnavailable",
     "NotFound",

@@ -24,14 +24,30 @@ class Usage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepReport:
-    """One step of the plan as it was carried out. Times in milliseconds, sizes in tokens of the backend's tokenizer."""
+    """One step of the plan as it was carried out. Times in milliseconds, sizes in tokens of the backend's tokenizer.
+
+    `saved_ms` is what it is predicted to have saved elsewhere, its own time not taken off; None where nobody predicts.
+    """
 
     name: str
     ms: float
     tokens_before: int
     tokens_after: int
     predicted_ms: float | None = None
+    saved_ms: float | None = None
     note: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVSpan:
+    """Tokens of the prompt, from `start` on, whose KV was loaded from `tier`. `segment` is the id of the segment that
+    they are a part of, None where that is not known.
+    """
+
+    start: int
+    tokens: int
+    tier: str
+    segment: int | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -63,10 +79,11 @@ class Report:
 
     `tokens_in` counts the prompt as it came, `tokens_out` as it was sent (both in the backend's tokens where a
     tokenizer is known, else estimated). `reused` tokens came from stored chunk KV, `recomputed` were loaded with them
-    and repaired, `tiers` has the number of both by where they were loaded from, `cached` came from the prefix cache
-    (`loaded` of them from its host memory or disk), `retrieved` were added, `pruned` were removed. `failed` has the
-    steps that the request went on without, each with a slug that says why. `rollout` and `group` name the staged
-    rollout that the request is part of, and how; `shadow` is what another policy would have done.
+    and repaired, `tiers` has the number of both by where they were loaded from and `kv_spans` their places, `cached`
+    came from the prefix cache (`loaded` of them from its host memory or disk), `retrieved` were added, `pruned` were
+    removed. `failed` has the steps that the request went on without, each with a slug that says why. `rollout` and
+    `group` name the staged rollout that the request is part of, and how; `shadow` is what another policy would have
+    done.
     Models that were asked for summaries billed `side_prompt` and `side_completion`. `originals` are the ids of texts
     that were kept.
     """
@@ -88,6 +105,7 @@ class Report:
     side_completion: int = 0
     originals: list[str] = field(default_factory=list)
     tiers: dict[str, int] = field(default_factory=dict)
+    kv_spans: list[KVSpan] = field(default_factory=list)
     overhead_ms: float = 0.0
     failed: dict[str, str] = field(default_factory=dict)
     rollout: str = ""

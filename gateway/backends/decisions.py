@@ -4,10 +4,13 @@ Blocking; imports torch.
 """
 
 import time
+from bisect import bisect_right
+from collections.abc import Sequence
 from functools import partial
 
-from ...kv_reuse.controller import Choice
-from ...prompt import Segment, StepReport
+from ...kv_reuse.blend import SpanHit
+from ...kv_reuse.controller import Choice, Way
+from ...prompt import KVSpan, Segment, StepReport
 from ..salts import Salts
 from .background import Background
 from .base import Call
@@ -46,6 +49,7 @@ def decided(room: EngineRoom, call: Call, tokens: Tokens, *, salts: Salts, backg
     taken = room.control.decided(ids, found.hits, found.reuse, call.policy, **about, again=found.again)
     if taken.blending is not None:
         call.report.tiers.update(taken.tiers)
+        call.report.kv_spans += _places(tokens, found.hits)
     note = f"{found.note}; {taken.note}"
     call.report.steps.append(_step(taken.choice.way, tokens, began, note=note, choice=taken.choice))
     return taken
@@ -68,13 +72,29 @@ def _salt(salts: Salts, call: Call, segment: Segment) -> str:
     return salts.tenant(call.tenant)
 
 
+def _places(tokens: Tokens, hits: Sequence[SpanHit]) -> list[KVSpan]:
+    """Where the hits stand; of those that are a part of a marked chunk also in which segment."""
+    chunks = sorted((start, start + length, tokens.segments[mark].id) for start, length, mark in tokens.encoded.spans)
+    places: list[KVSpan] = []
+    for hit in hits:
+        at = bisect_right(chunks, hit.start, key=lambda chunk: chunk[0]) - 1
+        inside = at >= 0 and hit.start + hit.tokens <= chunks[at][1]
+        places.append(
+            KVSpan(start=hit.start, tokens=hit.tokens, tier=hit.tier, segment=chunks[at][2] if inside else None)
+        )
+    return places
+
+
 def _step(name: str, tokens: Tokens, began: float, *, note: str, choice: Choice | None = None) -> StepReport:
-    size, predicted = len(tokens.encoded.ids), None if choice is None else choice.seconds
+    size, predicted, saved = len(tokens.encoded.ids), None if choice is None else choice.seconds, None
+    if choice is not None and choice.way in (Way.REUSE, Way.BLEND) and choice.seconds and choice.full_seconds:
+        saved = 1000 * (choice.full_seconds - choice.seconds)
     return StepReport(
         name=name,
         ms=(time.perf_counter() - began) * 1000,
         tokens_before=size,
         tokens_after=size,
         predicted_ms=None if predicted is None else 1000 * predicted,
+        saved_ms=saved,
         note=note,
     )

@@ -117,6 +117,7 @@ class Servers:
             for place, server in enumerate(self._servers)
             for name, value in (
                 ("available", float(not server.open and not server.resting)),
+                ("open", float(server.open)),
                 ("requests", float(server.requests)),
                 ("failures", float(server.failures)),
             )

@@ -59,7 +59,7 @@ SCHEMAS: dict[str, Schema] = {
     "Report": record(
         {"policy": TEXT, "backend": TEXT, "reason": TEXT, "steps": many(OBJECT), "overhead_ms": NUMBER}
         | dict.fromkeys((*_COUNTED, *_SIDE), COUNT)
-        | {"originals": many(TEXT)},
+        | {"originals": many(TEXT), "kv_spans": many(OBJECT)},
         {"tiers": {"type": "object", "additionalProperties": COUNT}},
     ),
     "Message": record(

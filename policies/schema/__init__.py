@@ -31,7 +31,7 @@ from .policy import (
     ReuseSpec,
 )
 from .routes import MatchSpec, RolloutSpec, RouteSpec, TokenRange
-from .server import OriginalsSpec, ResponsesSpec, ServerSpec, SummariesSpec
+from .server import OriginalsSpec, RecordsSpec, ResponsesSpec, ServerSpec, SummariesSpec
 from .stores import CollectionsSpec, KVCacheSpec, ModelsSpec, SharedCacheSpec
 
 __all__ = [
@@ -60,6 +60,7 @@ __all__ = [
     "PrefixDiskSpec",
     "ProtectSpec",
     "QualitySpec",
+    "RecordsSpec",
     "ResponsesSpec",
     "RetrieveSpec",
     "ReuseSpec",

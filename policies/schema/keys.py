@@ -8,10 +8,10 @@ from pydantic import Field, model_validator
 from ..fields import EnvironmentName, Expiry, Items, RedisURL, Seconds, Sha256, Text
 from .base import Spec
 
-Scope = Literal["inference", "embeddings", "collections:read", "collections:write", "metrics"]
+Scope = Literal["inference", "embeddings", "collections:read", "collections:write", "metrics", "admin"]
 SCOPES: tuple[Scope, ...] = get_args(Scope)
 ORDINARY_SCOPES: tuple[Scope, ...] = SCOPES[:4]
-"""What a key may do that names no scopes: all but to watch the gateway."""
+"""What a key may do that names no scopes: all but to watch the gateway, or what others ask of it."""
 Count = Annotated[int, Field(ge=1)]
 
 

@@ -42,9 +42,20 @@ class SummariesSpec(Spec):
     age: Annotated[float, Field(gt=0)] = 30 * 86_400.0
 
 
+class RecordsSpec(Spec):
+    """What the page at /ui has of single requests, in memory: for each API key the last `count` of at most `bytes`
+    together, over all keys at most `total` bytes. With `text` prompts are kept with their text, else without.
+    """
+
+    count: Annotated[int, Field(ge=0)] = 200
+    bytes: Bytes = 8 * 2**20
+    total: Bytes = 64 * 2**20
+    text: bool = False
+
+
 class ServerSpec(Spec):
     """The HTTP server and its limits. Without `api_keys` everybody is let in. `answer_cache`: bytes of answers that
-    policies with a `cache` keep in memory.
+    policies with a `cache` keep in memory. `ui`: whether there is a page at /ui.
 
     `limits` are those of each key, or of all clients together where there are no keys. Without `counters` they are
     counted in this process. `metrics: keyed` asks for a key with the scope `metrics` at /metrics.
@@ -64,3 +75,5 @@ class ServerSpec(Spec):
     answer_cache: Bytes = 64 * 2**20
     originals: OriginalsSpec = OriginalsSpec()
     summaries: SummariesSpec = SummariesSpec()
+    records: RecordsSpec = RecordsSpec()
+    ui: bool = True

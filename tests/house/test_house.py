@@ -67,6 +67,20 @@ def test_packages_in_pyproject_are_the_folders() -> None:
     assert listed == found | {"promptsluice"}
 
 
+def test_a_wheel_has_every_file_that_is_no_python() -> None:
+    """What package-data forgets is missing only where nobody looks: in an installed wheel."""
+    data = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
+    packed = {
+        path
+        for package, patterns in data.items()
+        for pattern in patterns
+        for path in ROOT.joinpath(*package.split(".")[1:]).glob(pattern)
+    }
+    there = {path for room in BELOW for path in (ROOT / room).rglob("*") if path.is_file()}
+    others = {path for path in there if path.suffix not in (".py", ".pyc")}
+    assert others and others <= packed
+
+
 def test_every_folder_with_code_is_a_package() -> None:
     folders = {path.parent for room in BELOW for path in sources(room)}
     assert [str(folder) for folder in folders if not (folder / "__init__.py").exists()] == []

@@ -76,7 +76,7 @@ def test_a_key_ends_with_its_last_day(policies: PolicySet, monkeypatch: pytest.M
 
 def test_what_a_key_opens(policies: PolicySet) -> None:
     narrow, free = key(policies, "narrow"), key(policies, "free")
-    assert {*free.scopes} == {*SCOPES} - {"metrics"}
+    assert {*free.scopes} == {*SCOPES} - {"metrics", "admin"}
     require_scope(narrow, "inference", what="POST /v1/chat/completions")
     with pytest.raises(Forbidden) as refused:
         require_scope(narrow, "collections:write", what="DELETE /v1/collections/x")

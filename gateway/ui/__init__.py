@@ -1,0 +1,1 @@
+"""The built-in page at /ui, and the JSON that it reads."""
