@@ -13,6 +13,7 @@ from promptsluice.gateway.cli.policy import app
 from typer.testing import CliRunner
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples" / "policies").glob("*.yaml"))
+LOCAL = next(file for file in EXAMPLES if file.stem == "local")
 BODY = {
     "model": "smollm2-135m-instruct:lossless",
     "messages": [
@@ -69,7 +70,7 @@ def test_check_warns_of_unset_variables(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_explain_prints_a_table_with_reasons(request_file: Path) -> None:
-    result = CliRunner().invoke(app, ["explain", str(EXAMPLES[0]), "--request", str(request_file)])
+    result = CliRunner().invoke(app, ["explain", str(LOCAL), "--request", str(request_file)])
     assert result.exit_code == 0, result.output
     assert "policy lossless (model suffix), model smollm2-135m-instruct, backend local" in result.stdout
     for part in ("assistant", "history", "lossless leaves about 95%", "the question is never rewritten", "[bold]is"):
@@ -78,21 +79,21 @@ def test_explain_prints_a_table_with_reasons(request_file: Path) -> None:
 
 
 def test_explain_with_another_policy_says_that_nothing_is_done(request_file: Path) -> None:
-    args = ["explain", str(EXAMPLES[0]), "-r", str(request_file), "--policy", "off"]
+    args = ["explain", str(LOCAL), "-r", str(request_file), "--policy", "off"]
     result = CliRunner().invoke(app, args)
     assert "nothing is done" in result.stdout
     assert "asked for" in result.stdout
 
 
 def test_explain_as_json(request_file: Path) -> None:
-    result = CliRunner().invoke(app, ["explain", str(EXAMPLES[0]), "-r", str(request_file), "--json"])
+    result = CliRunner().invoke(app, ["explain", str(LOCAL), "-r", str(request_file), "--json"])
     plan = json.loads(result.stdout)
     assert [step["name"] for step in plan["steps"]] == ["lossless"]
     assert len(plan["decisions"]) == 4
 
 
 def test_explain_follows_headers(request_file: Path) -> None:
-    args = ["explain", str(EXAMPLES[0]), "-r", str(request_file), "-H", "X-Promptsluice-Policy: off"]
+    args = ["explain", str(LOCAL), "-r", str(request_file), "-H", "X-Promptsluice-Policy: off"]
     assert "policy off (header" in CliRunner().invoke(app, args).stdout
 
 
@@ -108,7 +109,7 @@ def test_presets() -> None:
 def test_no_torch(request_file: Path) -> None:
     code = (
         "import sys\nfrom promptsluice.gateway.cli.policy import app\n"
-        f"try: app(['explain', {str(EXAMPLES[0])!r}, '-r', {str(request_file)!r}])\n"
+        f"try: app(['explain', {str(LOCAL)!r}, '-r', {str(request_file)!r}])\n"
         "except SystemExit as end: assert not end.code, end.code\n"
         "assert 'torch' not in sys.modules and 'transformers' not in sys.modules"
     )
