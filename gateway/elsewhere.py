@@ -71,7 +71,7 @@ class Elsewhere:
         resolution = Resolution(
             model="", backend=_CALLER, policy=valued, policy_name=name, reason="named in the program"
         )
-        prepared = await prepare(self._sluice, prompt, resolution, request_id="in-process")
+        prepared = await prepare(self._sluice, prompt, resolution, tenant="", request_id="in-process")
         return prepared.prompt, prepared.report
 
     async def close(self) -> None:

@@ -155,6 +155,7 @@ class Sluice:
             costs=chosen.costs(),
             ledger=chosen.ledger,
             retrieve=self.rooms.retrieve,
+            turns=self.rooms.turns,
             embed=self.rooms.embed,
             score=next((score for one in (chosen, *self.backends.values()) if (score := one.scorer())), None),
             kv_reuse=chosen.kv_reuse,

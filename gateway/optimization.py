@@ -6,7 +6,7 @@ Fails open: a step that breaks leaves the prompt as it was before the step, and 
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -23,6 +23,7 @@ from ..rag.markup import escaped
 from .backends.base import estimated_tokens
 from .edge import log_failure
 from .generating import Generating
+from .turns import Turns
 
 log = logging.getLogger("promptsluice.gateway")
 
@@ -43,7 +44,8 @@ class Retriever(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tools:
-    """What the steps of one request may use. `kv_reuse`: the backend can use stored KV. `ledger` takes in what ran.
+    """What the steps of one request may use. `kv_reuse`: the backend can use stored KV. `ledger` takes in what ran,
+    `turns` what prompts became.
 
     `generate` asks a model on the side, `memory` and `keep` keep texts for the tenant whose request it is: what was
     made, and the original of what was rewritten, by its id, unless it is too large.
@@ -53,6 +55,7 @@ class Tools:
     costs: CostModel
     ledger: Ledger
     retrieve: Retriever
+    turns: Turns
     embed: Embed | None = None
     score: Score | None = None
     generate: Generating | None = None
@@ -99,11 +102,15 @@ def passed_over(prompt: Prompt, *, reason: str, why: str) -> Optimized:
     return Optimized(prompt=prompt, steps=[note], failed={"optimize": why}, tokens_in=size)
 
 
-def optimized(prompt: Prompt, policy: Policy, tools: Tools, *, request_id: str) -> Optimized:
-    """Carry out a policy. Never raises for what a prompt holds or for a step that fails."""
-    run = _Run(prompt, policy, tools, request_id)
+def optimized(prompt: Prompt, policy: Policy, tools: Tools, *, request_id: str, scope: str) -> Optimized:
+    """Carry out a policy. Never raises for what a prompt holds or for a step that fails.
+
+    `scope` is whose earlier turns are remembered, and by which rules they were rewritten.
+    """
+    run = _Run(prompt, policy, tools, request_id, scope)
     run.attempt("protect", run.protect)
     run.attempt("count", run.measure)
+    run.attempt("turns", run.recall)
     if policy.retrieve is not None and prompt.question:
         run.attempt("retrieve", run.retrieve)
     run.attempt("plan", run.plan)
@@ -112,6 +119,7 @@ def optimized(prompt: Prompt, policy: Policy, tools: Tools, *, request_id: str) 
             run.attempt(step.name, lambda step=step: run.compress(step))
     if policy.originals is not None and tools.keep is not None:
         run.attempt("originals", run.keep_originals)
+    run.attempt("remember", lambda: tools.turns.remember(prompt, run.out.prompt, scope=scope))
     if tools.generate is not None:
         run.out.side = tools.generate.usage
     return run.out
@@ -125,8 +133,10 @@ def id_of(original: str) -> str:
 class _Run:
     """One request's way through the steps."""
 
-    def __init__(self, prompt: Prompt, policy: Policy, tools: Tools, request_id: str) -> None:
+    def __init__(self, prompt: Prompt, policy: Policy, tools: Tools, request_id: str, scope: str) -> None:
         self.out = Optimized(prompt=prompt)
+        self._scope = scope
+        self._settled: Collection[int] = ()
         self._policy = policy
         self._tools = tools
         self._request_id = request_id
@@ -151,19 +161,35 @@ class _Run:
     def measure(self) -> None:
         self.out.tokens_in = sum(self._size(segment) for segment in self.out.prompt.segments)
 
+    def recall(self) -> None:
+        """Put in what earlier turns were rewritten to."""
+        began, before = time.perf_counter(), self.out.tokens_in
+        self.out.prompt, self._settled = self._tools.turns.recall(self.out.prompt, scope=self._scope)
+        if self.out.prompt.changed:
+            after = sum(self._size(segment) for segment in self.out.prompt.segments)
+            self.out.pruned = before - after
+            self._done("turns", began, before=before, after=after, note=f"{len(self._settled)} messages as sent before")
+
     def retrieve(self) -> None:
         began = time.perf_counter()
         assert self._policy.retrieve is not None, "the policy retrieves nothing"
         prompt, chunks = self._tools.retrieve(self._policy.retrieve, self.out.prompt, count=self._tools.count)
         fresh = [segment for segment in prompt.segments if segment.original is None]
         self.out.prompt, self.out.retrieved = prompt, sum(self._size(segment) for segment in fresh)
-        before = self.out.tokens_in
+        before = self.out.tokens_in - self.out.pruned
         self._done("retrieve", began, before=before, after=before + self.out.retrieved, note=f"{chunks} chunks")
         self._tools.ledger.ran("retrieve", tokens=1, ms=self.out.steps[-1].ms)
 
     def plan(self) -> None:
         tools = self._tools
-        made = plan(self.out.prompt, self._policy, tools.costs, count=tools.count, kv_reuse=tools.kv_reuse)
+        made = plan(
+            self.out.prompt,
+            self._policy,
+            tools.costs,
+            count=tools.count,
+            kv_reuse=tools.kv_reuse,
+            settled=self._settled,
+        )
         self.out.plan, self.out.planned = made, self.out.prompt
         worth_s = max(made.prefill_ms, sum(step.saved_ms for step in made.steps)) / 1000
         allowed_s = self._policy.rewrite_timeout or min(_MOST_TIME_S, max(_LEAST_TIME_S, worth_s))
@@ -212,12 +238,15 @@ class _Run:
         assert spec is not None and keep is not None, "there is nowhere to keep originals"
         marked: dict[int, str] = {}
         for segment in self.out.prompt.segments:
-            if segment.id not in self._lossy or segment.original is None:
+            again = segment.changed and segment.message in self._settled  # its mark, if any, is in its text
+            if not (again or segment.id in self._lossy) or segment.original is None:
                 continue
             original_id = id_of(segment.original)
             if not keep(original_id, segment.original):
                 continue
             self.out.originals.append(original_id)
+            if again:
+                continue
             text = f"{segment.text.rstrip()}\n[original: {original_id}]"
             if spec.marks and (size := self._tools.count(text)) < self._tools.count(segment.original):
                 marked[segment.id] = text

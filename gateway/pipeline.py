@@ -38,6 +38,7 @@ from .recall import HEADER as RECALLED
 from .recall import completed
 from .recording import outcome_of, outline_of, recorded, show
 from .records import Outline, Record
+from .turns import scope_of
 from .wire import spliced
 
 # Below this size a body is parsed faster than it is handed to a thread.
@@ -152,8 +153,8 @@ async def prepare(
     prompt: Prompt,
     resolution: Resolution,
     *,
+    tenant: str,
     request_id: str = "",
-    tenant: str = "",
     began: float | None = None,
     shadow: bool = False,
     record: Record | None = None,
@@ -179,7 +180,7 @@ async def prepare(
         outcome.tokens_in = estimated_prompt(prompt)
         show(record, outcome, outline_of(sluice, record, outcome))
     else:
-        outcome = await _optimized(sluice, prompt, resolution, request_id, tenant, record)
+        outcome = await _optimized(sluice, prompt, resolution, tenant=tenant, request_id=request_id, record=record)
     outcome.report_to(report)
     report.overhead_ms = (time.perf_counter() - start) * 1000
     sluice.metrics.prepared(report)
@@ -198,7 +199,7 @@ async def prepare(
     if report.rollout:
         log.info("request %s: rollout %s, group %s, policy %s", request_id, report.rollout, report.group, report.policy)
     if shadow:
-        report.shadow = sluice.shadows.begin(sluice, prompt, resolution, request_id=request_id)
+        report.shadow = sluice.shadows.begin(sluice, prompt, resolution, tenant=tenant, request_id=request_id)
     return prepared
 
 
@@ -213,13 +214,15 @@ def not_applied(report: Report) -> PolicyNotApplied:
 
 
 async def _optimized(
-    sluice: Sluice, prompt: Prompt, resolution: Resolution, request_id: str, tenant: str, record: Record | None
+    sluice: Sluice, prompt: Prompt, resolution: Resolution, *, tenant: str, request_id: str, record: Record | None
 ) -> Optimized:
     tools = sluice.tools_for(tenant, resolution.backend, request_id=request_id)
     policy = resolution.policy
+    scope = scope_of("request", tenant, resolution.backend, policy)
 
     def work() -> tuple[Optimized, Outline | None]:
-        outcome = optimized(prompt, policy, tools, request_id=request_id)
+        closed = resolution.fail_closed
+        outcome = optimized(prompt, policy, tools, request_id=request_id, scope=scope, fail_closed=closed)
         return outcome, outline_of(sluice, record, outcome)
 
     try:

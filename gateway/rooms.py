@@ -20,6 +20,7 @@ from .records import Records
 from .responses.kept import ResponseStore
 from .salts import Salts
 from .summaries import Summaries
+from .turns import Turns
 
 if TYPE_CHECKING:
     import numpy as np
@@ -44,6 +45,7 @@ class Rooms:
         kept = policy_set.server.originals
         self.originals = KeptTexts(limit=kept.bytes, total=kept.total, age=kept.age)
         self.records = Records(policy_set.server.records)
+        self.turns = Turns(policy_set.server.turns)
 
     def wire(self, policy_set: PolicySet, backends: Mapping[str, "Backend"]) -> None:
         """By the house, and by each that follows it: the file in force, and the backends to count and warm with, which

@@ -24,7 +24,7 @@ async def compress(request: Request, sluice: House, caller: Known) -> Response:
     resolution = pipeline.match(sluice, prompt, caller)
     backend = sluice.backends[resolution.backend]
     await backend.available()
-    prepared = await pipeline.prepare(sluice, prompt, resolution, request_id=caller.request_id, tenant=caller.tenant)
+    prepared = await pipeline.prepare(sluice, prompt, resolution, tenant=caller.tenant, request_id=caller.request_id)
     body = await sluice.readers.run(lambda: _body(prepared, backend))
     return Response(body, headers=prepared.report.headers(), media_type="application/json")
 

@@ -11,6 +11,7 @@ from ..policies import Resolution
 from ..prompt import Overloaded, Prompt, ShadowReport
 from .edge import log
 from .optimization import optimized
+from .turns import scope_of
 from .workers import Workers
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ class Shadows:
         self._running: set[asyncio.Task[None]] = set()
 
     def begin(
-        self, sluice: "Sluice", prompt: Prompt, resolution: Resolution, *, request_id: str
+        self, sluice: "Sluice", prompt: Prompt, resolution: Resolution, *, tenant: str, request_id: str
     ) -> ShadowReport | None:
         """Begin with a prompt as it came; None where its route names no shadow. The report is filled in later."""
         if resolution.shadow is None:
@@ -36,7 +37,9 @@ class Shadows:
         try:
             if sluice.optimizers.unfinished:
                 raise Overloaded("prompts that will be sent come first")
-            done = self._workers.submit(lambda: _carry_out(sluice, prompt, resolution, report, request_id))
+            # Apart from what is sent, or a conversation that changes to this policy would be taken for one that had it.
+            scope = scope_of("shadow", tenant, resolution.backend, sluice.policy_set.policy(resolution.shadow))
+            done = self._workers.submit(lambda: _carry_out(sluice, prompt, resolution, report, request_id, scope))
         except Overloaded:
             report.state = "dropped"
             sluice.metrics.shadows.ended(report)
@@ -59,11 +62,13 @@ async def _held(sluice: "Sluice", done: "asyncio.Future[None]") -> None:
         await asyncio.wait({done})
 
 
-def _carry_out(sluice: "Sluice", prompt: Prompt, resolution: Resolution, report: ShadowReport, request_id: str) -> None:
+def _carry_out(
+    sluice: "Sluice", prompt: Prompt, resolution: Resolution, report: ShadowReport, request_id: str, scope: str
+) -> None:
     """On the thread. What breaks in a step is in the report, as for any request."""
     began = time.perf_counter()
     policy = sluice.policy_set.policy(report.policy)
-    outcome = optimized(prompt, policy, sluice.tools(resolution.backend), request_id=request_id)
+    outcome = optimized(prompt, policy, sluice.tools(resolution.backend), request_id=request_id, scope=scope)
     report.tokens_in = outcome.tokens_in
     report.tokens_out = outcome.tokens_in + outcome.retrieved - outcome.pruned
     report.steps, report.failed = outcome.steps, outcome.failed

@@ -101,8 +101,10 @@ class Decider:
             return self.costs.prefill.ms(fresh) + self.costs.reuse_ms(chunks, self.ratio)
         return self.costs.prefill.ms(fresh + chunks)
 
-    def decide(self, segment: Segment, *, tokens: int, reached: int, openness: Openness) -> Decision:
-        """`reached`: tokens of the prompt up to the end of this segment."""
+    def decide(self, segment: Segment, *, tokens: int, reached: int, openness: Openness, settled: bool) -> Decision:
+        """`reached`: tokens of the prompt as it came up to the end of this segment. `settled`: decided by an earlier
+        turn.
+        """
         base = Decision(
             segment=segment.id,
             message=segment.message,
@@ -112,6 +114,8 @@ class Decider:
             tokens=tokens,
             tokens_after=tokens,
         )
+        if settled:
+            return replace(base, reason="as it went out in an earlier turn, so that cached prefixes stay valid")
         if self.reuses and self.stored(segment):
             return self._reused(base)
         if not self.methods:

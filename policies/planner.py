@@ -7,10 +7,11 @@ segment and what stands before it only, so that turn N+1 keeps turn N's rewritte
 - A user's turn goes on as it was first sent (openness.py); documents sent in a message of their own before the question
   may be rewritten, for they always stood before it.
 - Retrieved text is gone in the next turn, so it does not count for what stands after it.
+- What an earlier turn decided is not decided again while the gateway remembers it (gateway/turns.py).
 - A compressor judges a segment by the question of the segment's own turn (compressors/question.py).
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 from ..prompt import Prompt, Segment
 from .costs import CostModel
@@ -35,8 +36,10 @@ def plan(
     count: Count,
     kv_reuse: bool = True,
     stored: Stored = retrieved,
+    settled: Collection[int] = (),
 ) -> Plan:
-    """Decide for each segment; call it after retrieval, before anything is rewritten.
+    """Decide for each segment; call it after retrieval, before anything is rewritten but messages that are `settled`:
+    what the client sent in them stays as it is now.
 
     `count` gives a text's tokens. `kv_reuse`: whether the backend can use stored KV; `stored`: whether a segment's is
     likely there. Where retrieval is due and nothing was retrieved yet (a dry run), it becomes a step of its own.
@@ -48,19 +51,27 @@ def plan(
         stored=stored,
         methods=tuple(methods_of(policy, costs)),
     )
-    decisions = _decisions(prompt, decider, count)
+    decisions = _decisions(prompt, decider, count, settled)
     return _assembled(decider, [*_retrieval(prompt, decider), *_compressions(decisions, decider)], decisions)
 
 
-def _decisions(prompt: Prompt, decider: Decider, count: Count) -> tuple[Decision, ...]:
+def _decisions(prompt: Prompt, decider: Decider, count: Count, settled: Collection[int]) -> tuple[Decision, ...]:
     openness = Openness(prompt.segments, decider.policy)
     decisions: list[Decision] = []
     so_far = 0
     for segment in prompt.segments:
         tokens = count(segment.text) if segment.text else 0
-        decisions.append(decider.decide(segment, tokens=tokens, reached=so_far + tokens, openness=openness))
-        if segment.original is not None:
-            so_far += tokens
+        came = tokens if not segment.changed else count(segment.original or "")
+        decisions.append(
+            decider.decide(
+                segment,
+                tokens=tokens,
+                reached=so_far + (tokens if segment.original is None else came),
+                openness=openness,
+                settled=segment.original is not None and segment.message in settled,
+            )
+        )
+        so_far += came
     return tuple(decisions)
 
 

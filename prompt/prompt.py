@@ -86,6 +86,16 @@ class Prompt:
         ]
 
     @property
+    def arrived(self) -> Sequence[Mapping[str, Any]]:
+        """The messages as they came, as plain objects."""
+        return self._body["messages"]
+
+    @property
+    def dropped(self) -> frozenset[int]:
+        """The numbers of messages that were taken out."""
+        return self._dropped
+
+    @property
     def question(self) -> str:
         """What the user asks: the last user message without the documents that it carries.
 
@@ -138,6 +148,22 @@ class Prompt:
                 for segment in self._segments
             )
         )
+
+    def settled(self, texts: Mapping[int, str], leaves: Mapping[Path, str]) -> Self:
+        """Put in what went out before, protected or not: the texts of segments by id, and whole leaves by path.
+
+        A leaf becomes one protected segment, its first one. Only before the first change of a segment.
+        """
+        assert not self._edits() and not self._dropped, "segments were changed already"
+        whole = {path: self.text_of(path) for path in leaves}
+        fresh: list[Segment] = []
+        for segment in self._segments:
+            if segment.path not in leaves:
+                fresh.append(replace(segment, text=texts.get(segment.id, segment.text)))
+            elif segment.path in whole:
+                came = whole.pop(segment.path)
+                fresh.append(replace(segment, text=leaves[segment.path], original=came, rewritable=False))
+        return self._with(segments=tuple(fresh))
 
     def insert_before(
         self, segment_id: int, texts: Sequence[tuple[str, str | None]], *, kind: Kind = Kind.DOCUMENT

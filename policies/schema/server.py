@@ -55,7 +55,8 @@ class RecordsSpec(Spec):
 
 class ServerSpec(Spec):
     """The HTTP server and its limits. Without `api_keys` everybody is let in. `answer_cache`: bytes of answers that
-    policies with a `cache` keep in memory. `ui`: whether there is a page at /ui.
+    policies with a `cache` keep in memory. `turns`: bytes of rewritten text that are kept so that the next turn of a
+    conversation sends the same. `ui`: whether there is a page at /ui.
 
     `limits` are those of each key, or of all clients together where there are no keys. Without `counters` they are
     counted in this process. `metrics: keyed` asks for a key with the scope `metrics` at /metrics.
@@ -76,4 +77,5 @@ class ServerSpec(Spec):
     originals: OriginalsSpec = OriginalsSpec()
     summaries: SummariesSpec = SummariesSpec()
     records: RecordsSpec = RecordsSpec()
+    turns: Bytes = 64 * 2**20
     ui: bool = True

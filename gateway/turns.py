@@ -1,0 +1,156 @@
+"""What the messages of conversations went out as, so that the next turn sends the same text and pays nothing for it.
+
+A turn is rewritten once. The next one finds its messages by a digest of all that stands before them, and puts them in
+as they were sent, whatever the planner would say by now: costs are learned all the time, deadlines pass or not, and a
+prefix cache behind us hits only what stays the same. It ends with the process; then the planner decides anew, by rules
+that look only at what stands before a segment.
+"""
+
+import hashlib
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ..policies import Policy
+from ..prompt import Path, Prompt, Segment
+
+_NODE_BYTES = 256  # of a message that was left as it came: its digest and the books
+_CHAR_BYTES = 2
+_DIGEST = 16
+
+
+class Piece(NamedTuple):
+    """`chars` characters of a leaf as it came, and what went out in their place; None for the same."""
+
+    chars: int
+    text: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    """One message: of its leaves that were changed, by the rest of their path, the pieces in order."""
+
+    leaves: Mapping[Path, tuple[Piece, ...]]
+
+    @property
+    def size(self) -> int:
+        texts = (piece.text for pieces in self.leaves.values() for piece in pieces)
+        return _NODE_BYTES + sum(_CHAR_BYTES * len(text) for text in texts if text is not None)
+
+
+class Turns:
+    """At most `most_bytes` of text; what was longest not asked for goes first. For any thread.
+
+    A `scope` separates tenants, backends and policies.
+    """
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most = most_bytes
+        self._bytes = 0
+        self._sent: OrderedDict[bytes, _Sent] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._sent)
+
+    @property
+    def held(self) -> int:
+        """About how many bytes."""
+        return self._bytes
+
+    def recall(self, prompt: Prompt, *, scope: str) -> tuple[Prompt, frozenset[int]]:
+        """The prompt with the messages that were sent before as they were sent, and the numbers of these messages.
+
+        They are the first ones, up to one that is new. Call it after the prompt was cut as its policy protects it, and
+        before anything else changes it.
+        """
+        known = self._known(_chain(prompt, scope))
+        texts: dict[int, str] = {}
+        leaves: dict[Path, str] = {}
+        for path, segments in _by_leaf(prompt, messages=len(known)).items():
+            pieces = known[segments[0].message].leaves.get(path[2:])
+            if pieces is None:
+                continue
+            if [piece.chars for piece in pieces] == [len(segment.text) for segment in segments]:
+                texts |= {
+                    segment.id: piece.text
+                    for segment, piece in zip(segments, pieces, strict=True)
+                    if piece.text is not None
+                }
+            else:  # what was the last user message is cut in another way now
+                leaves[path] = _joined(pieces, "".join(segment.text for segment in segments))
+        return prompt.settled(texts, leaves), frozenset(range(len(known)))
+
+    def remember(self, came: Prompt, sent: Prompt, *, scope: str) -> None:
+        """A prompt and what it became. Messages that are known stay as they are known."""
+        if self._most <= 0 or sent.dropped:
+            return
+        changed: dict[int, dict[Path, tuple[Piece, ...]]] = {}
+        for path, segments in _by_leaf(sent, messages=len(came.body["messages"])).items():
+            if any(segment.changed for segment in segments):
+                pieces = tuple(_piece(segment) for segment in segments)
+                changed.setdefault(segments[0].message, {})[path[2:]] = pieces
+        fresh = [(key, _Sent(changed.get(i, {}))) for i, key in enumerate(_chain(came, scope))]
+        with self._lock:
+            for key, node in reversed(fresh):  # a beginning is forgotten after what follows it
+                known = self._sent.pop(key, None)
+                self._bytes += node.size if known is None else 0
+                self._sent[key] = known or node
+            while self._bytes > self._most and self._sent:
+                self._bytes -= self._sent.popitem(last=False)[1].size
+
+    def _known(self, chain: Sequence[bytes]) -> list[_Sent]:
+        known: list[_Sent] = []
+        with self._lock:
+            for key in chain:
+                sent = self._sent.get(key)
+                if sent is None:
+                    break
+                known.append(sent)
+            for key in reversed(chain[: len(known)]):
+                self._sent.move_to_end(key)
+        return known
+
+
+def scope_of(sent: str, tenant: str, backend: str, policy: Policy) -> str:
+    """Of what is `sent` where (a request, or a shadow that is not), for whom, and by which rules it is rewritten."""
+    parts = json.dumps([sent, tenant, backend, policy.model_dump_json()])
+    return hashlib.blake2b(parts.encode(), digest_size=_DIGEST).hexdigest()
+
+
+def _chain(prompt: Prompt, scope: str) -> list[bytes]:
+    """For each message a digest of it and of all before it, as they came."""
+    digests: list[bytes] = []
+    last = scope.encode()
+    for message in prompt.arrived:
+        text = json.dumps(message, ensure_ascii=True, sort_keys=True, default=str)
+        last = hashlib.blake2b(last + text.encode(), digest_size=_DIGEST).digest()
+        digests.append(last)
+    return digests
+
+
+def _by_leaf(prompt: Prompt, *, messages: int) -> dict[Path, list[Segment]]:
+    """The segments of the first messages, as far as they came from the client, by leaf."""
+    leaves: dict[Path, list[Segment]] = {}
+    for segment in prompt.segments:
+        if 0 <= segment.message < messages and segment.original is not None:
+            leaves.setdefault(segment.path, []).append(segment)
+    return leaves
+
+
+def _piece(segment: Segment) -> Piece:
+    original = segment.original or ""
+    return Piece(len(original), segment.text if segment.text != original else None)
+
+
+def _joined(pieces: Sequence[Piece], original: str) -> str:
+    def parts() -> Iterator[str]:
+        at = 0
+        for chars, text in pieces:
+            yield original[at : at + chars] if text is None else text
+            at += chars
+
+    return "".join(parts())
