@@ -64,6 +64,11 @@ class Compressor(ABC):
     def __post_init__(self) -> None:
         check_options(self)
 
+    @property
+    def cost_name(self) -> str:
+        """What runs of it are entered as where costs are learned: options that change the work change the name."""
+        return self.name
+
     @abstractmethod
     def rewrite(self, job: Job) -> Iterator[tuple[Task, Rewrite]]:
         """Yield a rewrite for each task, best first to be ready; a task that is left out keeps its text.

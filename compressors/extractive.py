@@ -3,19 +3,23 @@
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from .base import FLOOR_NOTE, Job, LossyOptions, Task
 from .budget import most_that_fit
 from .context import CompressionContext
+from .lexical import Words
 from .mmr import Floats, mmr_order, normalized
-from .options import option, share
+from .options import one_of, option, share
 from .rebuild import Rebuilder
 from .result import FAILED_NOTE, LATE_NOTE, Rewrite, Span
 from .sentences import TURN, Unit, units_of
 
 _FIRST_BATCH, _BATCH = 16, 64
+_KNOWN = 0.2  # of what is asked: with fewer of its words in a text, words say little about what answers
+_OF_DOCUMENT = 0.3  # of its best unit's score goes to each unit of a segment
 # After the prefix that fits, so many of the next best are tried in the room that is left.
 _FILLERS = 12
 
@@ -27,14 +31,22 @@ class Extractive(LossyOptions):
     Segments of one message share one budget, so that a useful document stays and a useless one goes, except for its
     best sentence. A unit with protected text stays; a heading stays with anything it heads. `redundancy` from 0
     (relevance alone) to 1. A segment is judged by the question of its own turn (see question.py).
+
+    `relevance` is by "words" shared with the question (BM25), by "meaning" (an embedder), or "auto": by words, but by
+    meaning where the text has too few of the question's words and there is an embedder.
     """
 
     name = "extractive"
 
     redundancy: float = option(0.3, share)
+    relevance: str = option("auto", one_of("auto", "words", "meaning"))
+
+    @property
+    def cost_name(self) -> str:
+        return f"{self.name}-{self.relevance}"
 
     def rewrite(self, job: Job) -> Iterator[tuple[Task, Rewrite]]:
-        if job.context.embed is None:
+        if job.context.embed is None and self.relevance == "meaning":
             for task in job.tasks:
                 yield task, Rewrite.whole(task.text, note=f"extractive needs an embedder; {FAILED_NOTE}")
             return
@@ -42,6 +54,14 @@ class Extractive(LossyOptions):
             if job.context.expired():
                 return
             yield from _Selection(list(group), self, job.context).rewrites()
+
+
+class _Judged(NamedTuple):
+    """The first `seen` units: `vectors` [seen, dim], normalized, for likeness, and `relevance` [seen]."""
+
+    vectors: Floats
+    relevance: Floats
+    seen: int
 
 
 class _Selection:
@@ -70,8 +90,8 @@ class _Selection:
         seen = len(self._units)
         keep = self._with_headings(self._must.copy())
         if not self._settled(keep):
-            vectors, question, seen = self._vectors()
-            keep = self._chosen(vectors, question, seen)
+            judged = self._judged()
+            keep, seen = self._chosen(judged), judged.seen
         note = ""
         if seen < len(self._units):
             note = f"{LATE_NOTE}: {seen} of {len(self._units)} sentences judged, the rest kept"
@@ -89,10 +109,34 @@ class _Selection:
         owner, unit = self._units[i]
         return self._tasks[owner].text[unit.start : unit.end]
 
-    def _vectors(self) -> tuple[Floats, Floats, int]:
-        """Normalized vectors `[seen, dim]` of the first `seen` units and of the question `[dim]` (their mean if there
-        is none). Stops early when the next batch would not be ready in time.
-        """
+    def _judged(self) -> _Judged:
+        by, question = self._options.relevance, self._tasks[0].question
+        if by == "meaning":
+            return self._by_meaning()
+        words = Words([self._in_context(i) for i in range(len(self._units))])
+        if by == "auto" and self._context.embed is not None and question and words.known(question) < _KNOWN:
+            judged = self._by_meaning()
+            if judged.seen == len(self._units):
+                return judged
+        return self._by_words(words)
+
+    def _in_context(self, i: int) -> str:
+        """A unit with the heading that it stands under, which often names what the unit calls "it"."""
+        above = self._sections[i]
+        return self._text(i) if above is None else f"{self._text(above)} {self._text(i)}"
+
+    def _by_words(self, words: Words) -> _Judged:
+        vectors = normalized(words.vectors())
+        scores = words.bm25(self._tasks[0].question)
+        if not scores.any():
+            return _Judged(vectors, _centrality(vectors), len(vectors))
+        for start, end in self._ranges:
+            if start < end:
+                scores[start:end] += _OF_DOCUMENT * scores[start:end].max()
+        return _Judged(vectors, scores / scores.max(), len(vectors))
+
+    def _by_meaning(self) -> _Judged:
+        """Stops early when the next batch would not be ready in time."""
         context, embed = self._context, self._context.embed
         assert embed is not None
         question = self._tasks[0].question
@@ -109,12 +153,12 @@ class _Selection:
             speed = (context.clock() - began) / chars
             at, size = at + len(texts), _BATCH
         vectors = np.concatenate(rows) if rows else np.zeros((0, 1), dtype=np.float32)
-        if asked is None:
-            asked = normalized(vectors.mean(axis=0, keepdims=True)) if at else vectors.sum(axis=0, keepdims=True)
-        return vectors, asked[0], at
+        if asked is None or not at:
+            return _Judged(vectors, _centrality(vectors), at)
+        return _Judged(vectors, vectors @ asked[0], at)
 
-    def _chosen(self, vectors: Floats, question: Floats, seen: int) -> list[bool]:
-        relevance = (vectors @ question if seen else np.zeros(0)).astype(np.float32)
+    def _chosen(self, judged: _Judged) -> list[bool]:
+        vectors, relevance, seen = judged.vectors, judged.relevance.astype(np.float32), judged.seen
         forced = self._forced(relevance, seen)
         target = self._options.target(self._total)
         spent = 1.3 * target - sum(self._estimate(i) for i, must in enumerate(forced) if must)
@@ -184,6 +228,11 @@ class _Selection:
                 self._sizes[n, mask] = self._context.count(Rewrite.of_kept(spans).text(task.text))
             total += self._sizes[n, mask]
         return total
+
+
+def _centrality(vectors: Floats) -> Floats:
+    """Nearness to the middle of all, [n], for where nobody asks."""
+    return vectors @ normalized(vectors.mean(axis=0, keepdims=True))[0] if len(vectors) else np.zeros(0, np.float32)
 
 
 def _headings_above(units: Sequence[tuple[int, Unit]]) -> list[int | None]:

@@ -94,6 +94,17 @@ def kinds(name: str, value: Any) -> frozenset[Kind]:
     return frozenset(Kind(item) for item in _names(name, value, {str(kind) for kind in Kind}))
 
 
+def one_of(*allowed: str) -> Check:
+    """One of these names."""
+
+    def check(name: str, value: Any) -> str:
+        if value not in allowed:
+            raise BadRequest(f"{name} must be one of {', '.join(allowed)}", param=name)
+        return value
+
+    return check
+
+
 def some_of(allowed: Collection[str]) -> Check:
     """Any subset of these names."""
     return lambda name, value: frozenset(_names(name, value, allowed))

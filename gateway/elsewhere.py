@@ -89,9 +89,9 @@ class Elsewhere:
 
 
 def needs_vectors(policy: Policy) -> bool:
-    """Whether the policy retrieves, or judges text by what it means."""
-    lossy = (not create(step.use, compressor_options(step)).lossless for step in policy.compress)
-    return policy.retrieve is not None or any(lossy)
+    """Whether the policy retrieves, or may judge text by what it means."""
+    used = (create(step.use, compressor_options(step)) for step in policy.compress)
+    return policy.retrieve is not None or any(getattr(one, "relevance", "words") != "words" for one in used)
 
 
 def _closed(policies: PolicySet) -> Mapping[str, Backend]:

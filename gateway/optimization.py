@@ -229,8 +229,8 @@ class _Run:
         )
         if before and time.monotonic() < self._deadline:
             ms = self.out.steps[-1].ms
-            self._tools.ledger.ran(step.use, tokens=before, ms=ms, predicted_ms=step.predicted_ms)
-            self._tools.ledger.left(step.use, expected=step.asked_rate, real=after / before)
+            self._tools.ledger.ran(step.cost_name, tokens=before, ms=ms, predicted_ms=step.predicted_ms)
+            self._tools.ledger.left(step.cost_name, expected=step.asked_rate, real=after / before)
 
     def keep_originals(self) -> None:
         """Keep what lossy steps have rewritten; where the policy says so, the text that is left names it."""

@@ -47,7 +47,9 @@ class CostModel:
             "diff": Line(0.05, 0.001),
             # Where the summary is not there yet; one that is kept costs next to nothing in all later turns.
             "summarize": Line(200.0, 2.0),
-            "extractive": Line(4.0, 0.8),
+            "extractive-words": Line(1.0, 0.015),
+            "extractive-auto": Line(1.0, 0.05),
+            "extractive-meaning": Line(4.0, 0.8),
             "perplexity": Line(4.0, 4.0),
         }
     )

@@ -45,7 +45,7 @@ def methods_of(policy: Policy, costs: CostModel) -> Iterator[Method]:
         options = compressor_options(spec)
         compressor = create(spec.use, options)
         earlier = sum(other.use == spec.use for other in policy.compress[:i])
-        rate = costs.expected_rate(spec.use)
+        rate = costs.expected_rate(compressor.cost_name)
         if not compressor.lossless:
             asked = float(options.get("target_rate", getattr(compressor, "target_rate", rate)))
             left = math.prod(before for kinds, before in lossy if kinds & compressor.kinds)
@@ -63,7 +63,7 @@ def methods_of(policy: Policy, costs: CostModel) -> Iterator[Method]:
             compressor=compressor,
             options=options,
             asked=rate,
-            rate=costs.reached_rate(spec.use, rate),
+            rate=costs.reached_rate(compressor.cost_name, rate),
         )
 
 
@@ -149,7 +149,7 @@ class Decider:
             if refused is not None:
                 reasons.append(f"{method.label} {refused}")
                 continue
-            cost += self.costs.compress_ms(method.use, tokens)
+            cost += self.costs.compress_ms(method.compressor.cost_name, tokens)
             tokens = leaves(method, tokens)
             uses.append(method.label)
             reasons.append(f"{method.label} leaves about {method.rate:.0%}")
@@ -172,7 +172,7 @@ class Decider:
         saved = tokens - leaves(method, tokens)
         if saved <= 0:
             return "has nothing to take away" if method.compressor.lossless else "is used up by max_removed"
-        cost, saving = self.costs.compress_ms(method.use, tokens), saved * self.token_ms
+        cost, saving = self.costs.compress_ms(method.compressor.cost_name, tokens), saved * self.token_ms
         return f"would cost {cost:.1f} ms and save {saving:.1f} ms" if cost >= _GAIN * saving else None
 
 

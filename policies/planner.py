@@ -104,9 +104,10 @@ def _compressions(decisions: Sequence[Decision], decider: Decider) -> Iterator[S
                 segments=frozenset(chosen),
                 tokens_before=sum(before),
                 tokens_after=sum(after),
-                predicted_ms=decider.costs.compress_ms(method.use, sum(before)),
+                predicted_ms=decider.costs.compress_ms(method.compressor.cost_name, sum(before)),
                 saved_ms=(sum(before) - sum(after)) * decider.token_ms,
                 asked_rate=method.asked,
+                cost_name=method.compressor.cost_name,
             )
 
 

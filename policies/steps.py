@@ -49,7 +49,7 @@ class Step:
     `name` is "retrieve", "reuse", "blend" or a compressor's label in the policy. `use` is the compressor's name, "" for
     other steps, `options` what it is to be made with; hand it `segments` as `CompressionContext.only`. `saved_ms` is
     the gross worth of the saved tokens, `predicted_ms` not yet taken off. `asked_rate` is the share of tokens that the
-    compressor is made to leave.
+    compressor is made to leave, `cost_name` what its runs are entered as.
     """
 
     name: str
@@ -61,6 +61,7 @@ class Step:
     use: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
     asked_rate: float = 1.0
+    cost_name: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

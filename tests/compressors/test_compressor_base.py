@@ -133,10 +133,10 @@ def test_past_deadline_the_original_goes_out(name: str, context: Make, prompt_of
     assert "deadline" in result.note
 
 
-@pytest.mark.parametrize("name", ["extractive", "perplexity"])
-def test_missing_callable_is_said(name: str, context: Make, prompt_of: PromptOf) -> None:
+@pytest.mark.parametrize(("name", "options"), [("extractive", {"relevance": "meaning"}), ("perplexity", {})])
+def test_missing_callable_is_said(name: str, options: dict[str, str], context: Make, prompt_of: PromptOf) -> None:
     prompt = prompt_of("Some words that go on. " * 20)
-    result = create(name).compress(prompt, context=context(embed=None, score=None))
+    result = create(name, options).compress(prompt, context=context(embed=None, score=None))
     assert result.prompt is prompt
     assert "needs" in result.note
 

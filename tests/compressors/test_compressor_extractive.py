@@ -136,7 +136,7 @@ def test_deadline_between_batches_keeps_the_rest(context: Make, prompt_of: Promp
         return np.ones((len(texts), 4), dtype=np.float32)
 
     text = " ".join(f"{word} sentence of some words goes here." for word in ("One", "Two", "Three") * 40)
-    result = create("extractive").compress(
+    result = create("extractive", {"relevance": "meaning"}).compress(
         prompt_of(text), context=context(embed=slow, deadline=0.5, clock=lambda: now)
     )
     assert now <= 0.5
@@ -148,11 +148,83 @@ def test_broken_vectors_do_no_harm(context: Make, prompt_of: PromptOf) -> None:
     def broken(texts: Sequence[str]) -> Any:
         return np.full((len(texts), 3), np.nan, dtype=np.float32)
 
-    result = create("extractive").compress(
+    result = create("extractive", {"relevance": "meaning"}).compress(
         prompt_of("One thing is here. Another is there. " * 20), context=context(embed=broken)
     )
     assert result.note == ""
     assert 0.4 < result.changes[-1].rate <= 0.5
+
+
+def unused(texts: Sequence[str]) -> NDArray[np.float32]:
+    raise AssertionError(f"{len(texts)} texts were embedded")
+
+
+FILLER = "Quite another matter entirely, about gardens and weather. " * 6
+WORDED = f"{FILLER}The refund arrives in one week. {FILLER}"
+
+
+@pytest.mark.parametrize("by", ["auto", "words"])
+def test_words_that_are_shared_need_no_model(by: str, context: Make, prompt_of: PromptOf, tool_texts: TextsOf) -> None:
+    prompt = asked_of(prompt_of, WORDED, "When does my refund arrive?")
+    result = create("extractive", {"target_rate": 0.2, "relevance": by}).compress(prompt, context=context(embed=unused))
+    assert "refund arrives" in tool_texts(result.prompt)[0]
+    assert result.changes[-1].rate <= 0.2
+
+
+@pytest.mark.parametrize(("by", "embedded"), [("auto", True), ("words", False), ("meaning", True)])
+def test_meaning_decides_where_words_say_little(by: str, embedded: bool, context: Make, prompt_of: PromptOf) -> None:
+    seen: list[int] = []
+
+    def embed(texts: Sequence[str]) -> NDArray[np.float32]:
+        seen.append(len(texts))
+        return np.ones((len(texts), 4), dtype=np.float32)
+
+    prompt = asked_of(prompt_of, WORDED, "Wann kommt mein Geld zurück?")
+    create("extractive", {"target_rate": 0.2, "relevance": by}).compress(prompt, context=context(embed=embed))
+    assert bool(seen) is embedded
+
+
+def test_without_an_embedder_words_decide(context: Make, prompt_of: PromptOf, tool_texts: TextsOf) -> None:
+    prompt = asked_of(prompt_of, WORDED, "Wann kommt mein Geld zurück?")
+    result = create("extractive", {"target_rate": 0.2}).compress(prompt, context=context(embed=None))
+    assert result.note == ""
+    assert 0 < result.changes[-1].rate <= 0.2
+    missing = create("extractive", {"relevance": "meaning"}).compress(prompt, context=context(embed=None))
+    assert missing.prompt is prompt
+    assert "needs an embedder" in missing.note
+
+
+def test_meaning_that_would_come_too_late_is_replaced_by_words(
+    context: Make, prompt_of: PromptOf, tool_texts: TextsOf
+) -> None:
+    now = 0.0
+
+    def slow(texts: Sequence[str]) -> NDArray[np.float32]:
+        nonlocal now
+        now += 0.1 * len(texts)
+        return np.ones((len(texts), 4), dtype=np.float32)
+
+    text = " ".join(f"{word} sentence of some words goes here." for word in ("One", "Two", "Three") * 40)
+    prompt = asked_of(prompt_of, text, "Wann kommt das Geld?")
+    result = create("extractive").compress(prompt, context=context(embed=slow, deadline=2.5, clock=lambda: now))
+    assert result.note == ""
+    assert result.changes[-1].rate <= 0.5
+
+
+def test_a_heading_speaks_for_what_it_heads(context: Make, prompt_of: PromptOf, tool_texts: TextsOf) -> None:
+    text = "".join(f"## {name}\n\nIt was founded in {year}. It has many halls.\n\n" for name, year in FOUNDED)
+    prompt = asked_of(prompt_of, text, "When was the Morland works founded?")
+    options = {"target_rate": 0.4, "relevance": "words", "protect": [], "redundancy": 0.0}
+    result = create("extractive", options).compress(prompt, context=context(embed=unused))
+    assert "## Morland\n\nIt was founded in 1871." in tool_texts(result.prompt)[0]
+
+
+FOUNDED = (("Arden", 1812), ("Belmont", 1834), ("Carrow", 1855), ("Morland", 1871), ("Ostrey", 1893), ("Penrith", 1902))
+
+
+def asked_of(prompt_of: PromptOf, text: str, question: str) -> Prompt:
+    messages = prompt_of(text).messages
+    return Prompt.from_messages([{**m, "content": question} if m["role"] == "user" else m for m in messages])
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ import pytest
 from numpy.typing import NDArray
 from promptsluice.compressors.context import Count
 from promptsluice.gateway.optimization import Tools, optimized
+from promptsluice.gateway.turns import Turns
 from promptsluice.policies import PRESETS, CompressSpec, CostModel, Policy, PolicySet, RetrieveSpec
 from promptsluice.policies.ledger import Ledger
 from promptsluice.prompt import Prompt
@@ -58,6 +59,7 @@ def tools(*texts: str, score: Any = None) -> Tools:
         retrieve=retrieve,
         embed=embed,
         score=score,
+        turns=Turns(0),
     )
 
 
@@ -86,7 +88,7 @@ def test_the_double_reads_control_tokens() -> None:
 def test_retrieved_text_holds_no_control_token_and_one_block() -> None:
     policy = Policy(retrieve=RetrieveSpec())
     prompt = Prompt.from_messages([CHAT[0], CHAT[3]], model="m")
-    sent = optimized(prompt, policy, tools(HOSTILE, "Nothing else."), request_id="r").prompt.messages
+    sent = optimized(prompt, policy, tools(HOSTILE, "Nothing else."), request_id="r", scope="").prompt.messages
     assert [one["role"] for one in sent] == ["system", "user"] and sent[0] == CHAT[0]
     content = sent[1]["content"]
     assert special_ids(content) == []
@@ -117,7 +119,7 @@ def test_what_a_policy_rewrites_keeps_its_role_and_the_system_prompt_its_letters
         update={"token_value_ms": 1000.0, "min_prompt_tokens": 0, "retrieve": None, "rewrite_timeout": 60.0}
     )  # fmt: skip
     prompt = Prompt.from_messages(CHAT, model="m")
-    done = optimized(prompt, policy, tools(score=words_scored), request_id="r")
+    done = optimized(prompt, policy, tools(score=words_scored), request_id="r", scope="")
     sent = done.prompt.messages
     assert [one["role"] for one in sent] == [one["role"] for one in CHAT]
     assert sent[0] == CHAT[0] and sent[-1] == CHAT[-1] and not done.failed
@@ -135,7 +137,7 @@ def test_what_pruning_leaves_of_retrieved_text_makes_no_mark(text: str) -> None:
     )  # fmt: skip
     long = f"The old harbour lay quiet and {text} the boats went home again under a grey sky, late. " * 12
     done = optimized(
-        Prompt.from_messages([CHAT[3]], model="m"), policy, tools(long, score=words_scored), request_id="r"
+        Prompt.from_messages([CHAT[3]], model="m"), policy, tools(long, score=words_scored), request_id="r", scope=""
     )
     assert done.pruned > 0 and not done.failed
     content = done.prompt.messages[0]["content"]

@@ -79,7 +79,7 @@ def test_protected_text_that_stays_is_expected_next_time() -> None:
     prompt = Prompt.from_messages(messages)
     assert plan(prompt, policy, ledger.costs(), count=words).decisions[1].tokens_after == 150
     for _ in range(60):
-        ledger.left("extractive", expected=0.5, real=0.75)
+        ledger.left("extractive-auto", expected=0.5, real=0.75)
     decision = plan(prompt, policy, ledger.costs(), count=words).decisions[1]
     assert decision.tokens_after == pytest.approx(225, abs=2)
     assert decision.saved_ms == pytest.approx((300 - decision.tokens_after) * 4.0)
@@ -119,5 +119,5 @@ def test_what_gains_a_tenth_at_most_is_left() -> None:
     ]
     policy = Policy.model_validate({"compress": ({"use": "extractive", "target_rate": 0.5},)})
     for cost, expected in ((0.46, True), (0.44, False)):
-        costs = CostModel(prefill=Line(0, 1.0), methods={"extractive": Line(0, cost)})
+        costs = CostModel(prefill=Line(0, 1.0), methods={"extractive-auto": Line(0, cost)})
         assert plan(Prompt.from_messages(messages), policy, costs, count=words).passthrough is expected

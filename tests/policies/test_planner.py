@@ -60,7 +60,7 @@ def test_every_segment_has_a_decision_and_a_reason() -> None:
 
 
 def test_below_break_even_nothing_is_done() -> None:
-    costs = CostModel(prefill=Line(0, 0.1), methods={"extractive": Line(0, 0.06)})
+    costs = CostModel(prefill=Line(0, 0.1), methods={"extractive-auto": Line(0, 0.06)})
     made = planned(CHAT, EXTRACT, costs)
     assert made.passthrough
     assert "would cost" in made.decisions[2].reason

@@ -1,0 +1,116 @@
+"""Relevance by words alone: BM25 of texts for a question, and vectors of hashed words. No model, some milliseconds.
+
+Robertson and Zaragoza 2009, "The Probabilistic Relevance Framework: BM25 and Beyond"; hashed vectors as Weinberger et
+al. 2009, "Feature Hashing for Large Scale Multitask Learning".
+"""
+
+import math
+import re
+import unicodedata
+import zlib
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from .mmr import Floats
+
+_K1, _B = 1.2, 0.75
+_DIM = 256
+_WORD = re.compile(r"[^\W_]+(?:['’][^\W_]+)?")
+# Scripts without spaces between words: two characters in a row are a term.
+_UNSPACED = re.compile(
+    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]+"
+)
+_ENDINGS = ("ings", "ing", "ed", "es", "s", "e")
+# Words of questions that say nothing of what is asked about.
+_EMPTY = (
+    "a an the this that these those i you he she it we they me him her us them my your his its our their who whom"
+    " whose what which when where why how is are was were be been being am do does did done has have had having"
+    " will would shall should can could may might must to of in on at by for from with about into as and or not no"
+    " if then than there here any some much many more most tell say give please der die das den dem des ein eine"
+    " einen einem einer ich du er sie es wir ihr mein dein sein wer wen wem welche welcher welches wann wo warum"
+    " wie ist sind war waren wird werden wurde hat haben kann können zu von im auf bei für mit über und oder nicht"
+    " le la les un une de je tu il elle nous vous ils elles mon ma mes son sa ses qui que quoi quel quelle quand"
+    " où pourquoi comment est sont était ont peut à au aux en dans sur pour par avec et ou ne pas el los las una"
+    " uno yo él ella su sus quién qué cuál cuándo dónde cómo fue era ha puede del al por para con y o lo gli chi"
+    " che quale quando dove perché come è sono può di da nel per"
+)
+_STEM = 3  # letters that stay at least
+
+
+def terms(text: str) -> list[str]:
+    """The words of a text, case and common English endings folded; pairs of characters where no spaces are written."""
+    return list(_terms(text))
+
+
+def _terms(text: str) -> Iterator[str]:
+    for word in _WORD.findall(unicodedata.normalize("NFKC", text).casefold()):
+        if word.isascii():
+            yield _stem(word)
+            continue
+        at = 0
+        for run in _UNSPACED.finditer(word):
+            if run.start() > at:
+                yield word[at : run.start()]
+            chars = run.group()
+            yield from (chars[i : i + 2] for i in range(max(1, len(chars) - 1)))
+            at = run.end()
+        if at < len(word):
+            yield word[at:]
+
+
+def _stem(word: str) -> str:
+    word = word.removesuffix("'s")
+    for ending in _ENDINGS:
+        if len(word) - len(ending) >= _STEM and word.endswith(ending):
+            return word[: -len(ending)]
+    return word
+
+
+_NOTHING = frozenset(_stem(word) if word.isascii() else word for word in _EMPTY.split())
+
+
+class Words:
+    """Texts as bags of words."""
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        self._bags = [Counter(_terms(text)) for text in texts]
+        self._sizes = np.array([sum(bag.values()) for bag in self._bags], dtype=np.float32)
+        self._in = Counter(term for bag in self._bags for term in bag)
+
+    def idf(self, term: str) -> float:
+        """How rare a term is among the texts; never negative."""
+        count = self._in[term]
+        return math.log(1.0 + (len(self._bags) - count + 0.5) / (count + 0.5))
+
+    def known(self, question: str) -> float:
+        """The share of a question's words that the texts have, rare ones counting more; 0 if it has no words."""
+        asked = {term for term in _terms(question) if term not in _NOTHING}
+        everything = sum(self.idf(term) for term in asked)
+        return sum(self.idf(term) for term in asked if term in self._in) / everything if everything else 0.0
+
+    def bm25(self, question: str) -> Floats:
+        """The score of each text, [texts]; 0 where no word is shared."""
+        asked = sorted(set(_terms(question)))
+        average = float(self._sizes.mean()) if len(self._sizes) else 0.0
+        length = 1.0 - _B + _B * self._sizes / max(average, 1.0)
+        scores = np.zeros(len(self._bags), dtype=np.float32)
+        for term in asked:
+            if term in self._in:
+                found = np.array([bag[term] for bag in self._bags], dtype=np.float32)
+                scores += self.idf(term) * found * (_K1 + 1.0) / (found + _K1 * length)
+        return scores
+
+    def vectors(self) -> Floats:
+        """For likeness among the texts: [texts, dim], not normalized."""
+        vectors = np.zeros((len(self._bags), _DIM), dtype=np.float32)
+        places: dict[str, tuple[int, float]] = {}
+        for row, bag in enumerate(self._bags):
+            for term, count in bag.items():
+                if term not in places:
+                    digest = zlib.crc32(term.encode("utf-8", "surrogatepass"))
+                    places[term] = digest % _DIM, self.idf(term) * (1.0 if digest & 0x10000 else -1.0)
+                at, weight = places[term]
+                vectors[row, at] += weight * (1.0 + math.log(count))
+        return vectors

@@ -1,0 +1,89 @@
+"""Relevance by shared words: terms of every script, BM25 against its formula, vectors that tell texts apart."""
+
+import math
+import os
+import subprocess
+import sys
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from promptsluice.compressors.lexical import Words, terms
+from promptsluice.compressors.mmr import normalized
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("The valves were LEAKING", ["the", "valv", "wer", "leak"]),
+        ("Ada's refund, refunded", ["ada", "refund", "refund"]),
+        ("its gas is red", ["its", "gas", "is", "red"]),
+        ("ﬁrst Ｖａｌｖｅ", ["first", "valv"]),
+        ("退款需要", ["退款", "款需", "需要"]),
+        ("款", ["款"]),
+        ("カフェA1で", ["カフ", "フェ", "a1", "で"]),
+        ("Größe größen", ["grösse", "grössen"]),
+        ("snake_case-7", ["snak", "cas", "7"]),
+        ("", []),
+        ("🙂 — !", []),
+    ],
+)
+def test_terms(text: str, expected: list[str]) -> None:
+    assert terms(text) == expected
+
+
+texts = st.lists(st.text(st.sampled_from("ab c退款é1 "), max_size=30), min_size=1, max_size=8)
+
+
+@given(texts, st.text(st.sampled_from("ab c退款é1 "), max_size=12))
+def test_bm25_is_its_formula(found: list[str], question: str) -> None:
+    bags = [Counter(terms(text)) for text in found]
+    sizes = [bag.total() for bag in bags]
+    average = max(1.0, sum(sizes) / len(sizes))
+    expected = []
+    for bag, size in zip(bags, sizes, strict=True):
+        score = 0.0
+        for term in set(terms(question)):
+            count = sum(term in other for other in bags)
+            if count:
+                idf = math.log(1 + (len(bags) - count + 0.5) / (count + 0.5))
+                score += idf * bag[term] * 2.2 / (bag[term] + 1.2 * (0.25 + 0.75 * size / average))
+        expected.append(score)
+    np.testing.assert_allclose(Words(found).bm25(question), expected, rtol=1e-4, atol=1e-6)
+
+
+@given(texts)
+def test_equal_bags_are_equal_and_known_is_a_share(found: list[str]) -> None:
+    words = Words([*found, found[0]])
+    vectors = words.vectors()
+    np.testing.assert_array_equal(vectors[0], vectors[-1])
+    assert np.isfinite(normalized(vectors)).all()
+    assert 0.0 <= words.known("a b 退款 zzz") <= 1.0
+    asked = f"{found[0]} unseen"
+    assert words.known(asked) < 1.0
+    assert words.known("unseen") == 0.0
+
+
+def test_a_question_in_other_words_is_not_known() -> None:
+    words = Words(["The refund arrives in one week.", "The garden is green."])
+    assert words.known("When does the refund arrive?") > 0.2 > words.known("Wann kommt mein Geld?")
+
+
+def test_vectors_are_the_same_under_every_hash_seed() -> None:
+    code = (
+        "from promptsluice.compressors.lexical import Words;"
+        "print(Words(['a b c', 'c refund d']).vectors().sum(0).tolist())"
+    )
+    runs = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            capture_output=True,
+            text=True,
+            check=True,
+            env=os.environ | {"PYTHONHASHSEED": seed},
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(runs) == 1
