@@ -102,10 +102,13 @@ def passed_over(prompt: Prompt, *, reason: str, why: str) -> Optimized:
     return Optimized(prompt=prompt, steps=[note], failed={"optimize": why}, tokens_in=size)
 
 
-def optimized(prompt: Prompt, policy: Policy, tools: Tools, *, request_id: str, scope: str) -> Optimized:
+def optimized(
+    prompt: Prompt, policy: Policy, tools: Tools, *, request_id: str, scope: str, fail_closed: bool = False
+) -> Optimized:
     """Carry out a policy. Never raises for what a prompt holds or for a step that fails.
 
-    `scope` is whose earlier turns are remembered, and by which rules they were rewritten.
+    `scope` is whose earlier turns are remembered, and by which rules they were rewritten; `fail_closed`: nothing is
+    sent, and so nothing remembered, where a step fails.
     """
     run = _Run(prompt, policy, tools, request_id, scope)
     run.attempt("protect", run.protect)
@@ -119,7 +122,8 @@ def optimized(prompt: Prompt, policy: Policy, tools: Tools, *, request_id: str, 
             run.attempt(step.name, lambda step=step: run.compress(step))
     if policy.originals is not None and tools.keep is not None:
         run.attempt("originals", run.keep_originals)
-    run.attempt("remember", lambda: tools.turns.remember(prompt, run.out.prompt, scope=scope))
+    if not (fail_closed and run.out.failed):
+        run.attempt("remember", lambda: tools.turns.remember(prompt, run.out.prompt, scope=scope))
     if tools.generate is not None:
         run.out.side = tools.generate.usage
     return run.out
