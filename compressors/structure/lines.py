@@ -1,5 +1,6 @@
 """Log lines written shorter: repeats folded with counts, then lines that differ in their numbers as rows."""
 
+import re
 from collections.abc import Callable
 
 from ..result import Piece, Rewrite
@@ -8,13 +9,16 @@ from .folds import folded, has_folds
 from .marks import marked_spans
 from .templates import has_templates, templated
 
+_DIFF = re.compile(r"^(?:@@ -\d|diff --git )", re.MULTILINE)
+
 
 def shortened_lines(text: str, *, folds: bool, templates: bool) -> Rewrite:
-    """Both, each where it saves characters; nothing in tables. What was shortened already stays as it is.
+    """Both, each where it saves characters; nothing in tables. What was shortened already stays as it is, and so does a
+    text with a diff, which could not be applied any more.
 
     `templates.expanded(folds.unfolded(...))` gives back the text.
     """
-    if "\n" not in text or has_folds(text) or has_templates(text):
+    if "\n" not in text or has_folds(text) or has_templates(text) or _DIFF.search(text):
         return Rewrite.whole(text)
     rewrite = _outside(text, folded) if folds else Rewrite.whole(text)
     return rewrite.then(_outside(rewrite.text(text), templated)) if templates else rewrite

@@ -129,6 +129,11 @@ def test_lines_with_the_same_words_become_rows() -> None:
     assert expanded(once) == text
 
 
+def test_lines_of_a_diff_stay() -> None:
+    text = "--- a/a.py\n+++ b/a.py\n@@ -1,40 +1,80 @@\n" + "-    the_same(line)\n+    the_same(line) or {}\n" * 40
+    assert shortened_lines(text, folds=True, templates=True).text(text) == text
+
+
 log_lines = st.lists(
     st.sampled_from(["the very same line of a log", "worker 1 of 3 is up and runs", "worker 2 of 3 is up and runs", ""])
     | st.builds("request {} was answered after {} ms".format, st.integers(0, 20), st.integers(0, 3))
