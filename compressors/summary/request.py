@@ -15,6 +15,8 @@ _TASK = (
 )
 _MARK = "=== {edge} of the text ==="
 _PREAMBLE = re.compile(r"^(?:here(?:'s| is)[^\n:]{0,80}|summary|the summary)\s*:\s*", re.IGNORECASE)
+# Of the sentences of a summary, the share that must not have been said before in it; small models go round in circles.
+_LEAST_NEW = 0.7
 _THOUGHT = re.compile(r"^\s*<think>.*?</think>\s*", re.DOTALL)
 
 
@@ -28,11 +30,15 @@ def messages_for(text: str, *, most_tokens: int) -> list[dict[str, str]]:
 
 
 def summary_in(answer: Generated) -> str:
-    """The summary, without what models say before it; "" where the answer is none. A cut one ends with a sentence."""
+    """The summary, without what models say before it; "" where the answer is none, or says the same over and over. A
+    cut one ends with a sentence.
+    """
     text = _PREAMBLE.sub("", _THOUGHT.sub("", answer.text)).replace(_MARK.format(edge="End"), "").strip()
+    units = units_of(text)
+    if len({text[unit.start : unit.end] for unit in units}) < _LEAST_NEW * len(units):
+        return ""
     if answer.whole or not text:
         return text
-    units = units_of(text)
     return text[: units[-2].end] if len(units) > 1 else ""
 
 

@@ -110,8 +110,9 @@ def test_a_turn_is_summarized_once(context: Make) -> None:
         Writer("Cut off in the mid", whole=False),
         Writer(""),
         Writer(TURN),
+        Writer("They talked of rain. " * 8),
     ],
-    ids=["late", "invented", "cut", "empty", "long"],
+    ids=["late", "invented", "cut", "empty", "long", "circling"],
 )
 def test_no_good_answer_means_chosen_sentences_or_the_original(context: Make, writer: Writer) -> None:
     assert summarize(chat(TURN), context(generate=writer), fallback="none")[2] == TURN
