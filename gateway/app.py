@@ -29,14 +29,17 @@ from . import (
 )
 from .backends.base import Backend
 from .caller import caller_of
+from .direct import Direct
 from .edge import Edge, Scope, error_headers, log
 from .errors import on_the_wire
 from .house import Sluice
 from .keys.admission import admitted
 from .keys.ticket import Ticket
 from .metrics import Metrics
+from .observed import entered
 from .openapi.document import document
 from .reload import watching
+from .tracing import traced
 from .ui import routes as routes_ui
 from .wire import dumps
 
@@ -71,13 +74,14 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        sluice = await Sluice.open(policy_set, backends=backends, metrics=metrics)
-        app.state.sluice = sluice
-        try:
-            async with watching(app, given=backends or {}, every_s=reload_every_s):
-                yield
-        finally:
-            await app.state.sluice.close()
+        with traced() as app.state.traces:
+            sluice = await Sluice.open(policy_set, backends=backends, metrics=metrics)
+            app.state.sluice = sluice
+            try:
+                async with watching(app, given=backends or {}, every_s=reload_every_s):
+                    yield
+            finally:
+                await app.state.sluice.close()
 
     # No schema of FastAPI's making: bodies are read by our own rooms, so it would describe none of them.
     app = FastAPI(title="promptsluice", lifespan=lifespan, redirect_slashes=False, openapi_url=None)
@@ -89,6 +93,8 @@ def create_app(
     app.add_exception_handler(PromptsluiceError, _own_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(RequestValidationError, _validation_error)
+    # What is added last is asked first.
+    app.add_middleware(Direct, routers=[routes.router for routes in _ROUTES], on_error=_own_error)
     limits = policy_set.server
     app.add_middleware(
         Edge,
@@ -96,7 +102,10 @@ def create_app(
         body_timeout_s=min(limits.request_timeout, _BODY_S),
         metrics=metrics,
         admit=_admit,
+        traces=lambda: app.state.traces,
     )
+    app.state.traces = None
+    app.state.log_format = limits.log.format
     return app
 
 
@@ -108,6 +117,8 @@ async def _admit(scope: Scope) -> Ticket | None:
     caller = await admitted(sluice, stranger, method=scope["method"], path=scope["path"])
     if caller is not stranger:
         state["caller"] = caller
+    if caller.key is not None:
+        entered(key=caller.key.name)
     return caller.ticket
 
 
@@ -158,5 +169,6 @@ def _wire_error(
 
 
 def _answered(request: Request, status: int, error: Mapping[str, Any], headers: Mapping[str, str]) -> Response:
+    entered(error=error["error"]["code"] or error["error"]["type"])
     status, body, more = on_the_wire(request.url.path, status, error, request_id=request.state.request_id)
     return Response(body, status, {**headers, **more}, media_type="application/json")

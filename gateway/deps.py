@@ -1,9 +1,11 @@
 """What routes depend on: the wired house and a caller whose key is known."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Annotated
 
 from fastapi import Depends, Request
+from starlette.responses import Response
+from starlette.types import Send
 
 from .caller import Caller, caller_of
 from .house import Sluice
@@ -30,3 +32,11 @@ async def _known(request: Request, sluice: House) -> Caller:
 
 
 Known = Annotated[Caller, Depends(_known)]
+
+
+async def called(endpoint: Callable[..., Awaitable[Response]], request: Request, send: Send) -> None:
+    """Answer with an endpoint that asks for the request, the house and the caller; what FastAPI would do, at once."""
+    sluice: Sluice = request.app.state.sluice
+    with sluice.held():
+        response = await endpoint(request, sluice, await _known(request, sluice))
+        await response(request.scope, request.receive, send)

@@ -23,6 +23,8 @@ from ..prompt import (
 from .errors import on_the_wire
 from .keys.ticket import Ticket
 from .metrics import Metrics
+from .observed import ended, entered, observing
+from .tracing import Traces
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -45,29 +47,43 @@ class ClientGone(Exception):
 class Edge:
     """Wraps an ASGI application. A request body may have `max_body_bytes`, and `body_timeout_s` to arrive.
 
-    `admit` is asked before a body is read, and raises for whom it does not let in.
+    `admit` is asked before a body is read, and raises for whom it does not let in. `traces` is asked at each request:
+    there are none before the application has started.
     """
 
-    def __init__(self, app: App, *, max_body_bytes: int, body_timeout_s: float, metrics: Metrics, admit: Admit) -> None:
+    def __init__(
+        self,
+        app: App,
+        *,
+        max_body_bytes: int,
+        body_timeout_s: float,
+        metrics: Metrics,
+        admit: Admit,
+        traces: Callable[[], Traces | None] = lambda: None,
+    ) -> None:
         self._app = app
         self._max_body = max_body_bytes
         self._body_timeout_s = body_timeout_s
         self._metrics = metrics
         self._admit = admit
+        self._traces = traces
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         exchange = _Exchange(scope, send)
-        began = time.perf_counter()
+        began, traces = time.perf_counter(), self._traces()
+        headers = {} if traces is None else _decoded(scope)
         self._metrics.in_flight.inc()
-        try:
-            await self._serve(exchange, scope, receive)
-        finally:
-            self._metrics.in_flight.dec()
-            route = getattr(scope.get("route"), "path", "other")
-            self._metrics.http(route, scope["method"], exchange.status, time.perf_counter() - began)
+        with observing(exchange.request_id, method=scope["method"], headers=headers, traces=traces) as observed:
+            try:
+                await self._serve(exchange, scope, receive)
+            finally:
+                self._metrics.in_flight.dec()
+                route, seconds = getattr(scope.get("route"), "path", "other"), time.perf_counter() - began
+                self._metrics.http(route, scope["method"], exchange.status, seconds)
+                ended(observed, method=scope["method"], route=route, status=exchange.status, seconds=seconds)
 
     async def _serve(self, exchange: "_Exchange", scope: Scope, receive: Receive) -> None:
         try:
@@ -203,6 +219,7 @@ class _Exchange:
         return [header for header in given if header[0].decode("latin-1").lower() not in left] + own
 
     async def fail(self, error: PromptsluiceError, *, close: bool = False) -> None:
+        entered(error=error.code or error.type)
         status, body, more = on_the_wire(self._path, error.status, error.to_wire(), request_id=self.request_id)
         headers = {**error_headers(error), **more, **({"connection": "close"} if close else {})}
         raw = [(name.encode("latin-1"), value.encode("latin-1", "replace")) for name, value in headers.items()]
@@ -244,6 +261,10 @@ def log_failure(error: BaseException, *, request_id: str) -> None:
 def _request_id(scope: Scope) -> str:
     given = dict(scope["headers"]).get(b"x-request-id", b"").decode("latin-1")
     return given if _SANE_ID.fullmatch(given) else f"req_{uuid.uuid4().hex}"
+
+
+def _decoded(scope: Scope) -> dict[str, str]:
+    return {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
 
 
 async def _wait_for_disconnect(receive: Receive) -> None:

@@ -8,8 +8,10 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from ..prompt import Report, Usage
 from .blend_metrics import BlendCollector
+from .children import Children
 from .cost_metrics import CostCollector
 from .engine_metrics import BackendCollector, EngineCollector
+from .genai_metrics import GenAIMetrics
 from .keys.key_metrics import KeyMetrics
 from .rollout_metrics import RolloutMetrics, ShadowMetrics
 
@@ -24,6 +26,7 @@ class Metrics:
 
     def __init__(self, *, models: Collection[str] = ()) -> None:
         self.registry = CollectorRegistry()
+        self._children = Children()
         self._models = frozenset(models)
         own = self.registry
         self.in_flight = Gauge("promptsluice_http_in_flight", "HTTP requests being served", registry=own)
@@ -87,6 +90,7 @@ class Metrics:
         )
         self._file_accepted.set(1)
         self._rollouts = RolloutMetrics(own, seconds=_SECONDS)
+        self.genai = GenAIMetrics(own)
         self.shadows = ShadowMetrics(own, seconds=_SECONDS)
         self.keys = KeyMetrics(own)
         self.engines = EngineCollector()
@@ -100,43 +104,49 @@ class Metrics:
 
     def http(self, route: str, method: str, status: int, seconds: float) -> None:
         """Count one HTTP exchange; status 499 is a client that left."""
-        self._http.labels(route, method if method in _METHODS else "other", str(status)).inc()
-        self._http_seconds.labels(route).observe(seconds)
+        self._children.of(self._http, route, method if method in _METHODS else "other", str(status)).inc()
+        self._children.of(self._http_seconds, route).observe(seconds)
 
     def prepared(self, report: Report) -> None:
         """Count what the optimizer did to one request."""
-        self._overhead.labels(report.policy).observe(report.overhead_ms / 1000)
-        self._before.labels(report.policy).observe(report.tokens_in)
-        self._after.labels(report.policy).observe(report.tokens_out)
-        self._side.labels(report.policy, "prompt").inc(report.side_prompt)
-        self._side.labels(report.policy, "completion").inc(report.side_completion)
+        self._children.of(self._overhead, report.policy).observe(report.overhead_ms / 1000)
+        self._children.of(self._before, report.policy).observe(report.tokens_in)
+        self._children.of(self._after, report.policy).observe(report.tokens_out)
+        self._children.of(self._side, report.policy, "prompt").inc(report.side_prompt)
+        self._children.of(self._side, report.policy, "completion").inc(report.side_completion)
         for step, why in report.failed.items():
-            self._step_failures.labels(report.policy, step, why).inc()
+            self._children.of(self._step_failures, report.policy, step, why).inc()
 
     def first_token(self, model: str, report: Report, seconds: float) -> None:
-        self._ttft.labels(*self._way(model, report)).observe(seconds)
+        self._children.of(self._ttft, *self._way(model, report)).observe(seconds)
         self._rollouts.first_token(report, seconds)
 
     def finished(self, model: str, report: Report, *, outcome: str, usage: Usage | None) -> None:
         """Count one completion: how it ended, what it cost, what was saved."""
         way = self._way(model, report)
-        self._completions.labels(*way, outcome).inc()
+        self._children.of(self._completions, *way, outcome).inc()
         self._rollouts.finished(report, outcome=outcome, usage=usage)
         for what in ("retrieved", "pruned", "cached", "reused", "recomputed"):
-            self._saved.labels(*way, what).inc(max(0, getattr(report, what)))
+            child, tokens = self._children.of(self._saved, *way, what), getattr(report, what)
+            if tokens > 0:
+                child.inc(tokens)
         if usage is not None:
-            self._billed.labels(*way, "prompt").inc(usage.prompt_tokens)
-            self._billed.labels(*way, "completion").inc(usage.completion_tokens)
+            self._children.of(self._billed, *way, "prompt").inc(usage.prompt_tokens)
+            self._children.of(self._billed, *way, "completion").inc(usage.completion_tokens)
+
+    def known(self, model: str) -> str:
+        """A model's name where it may be a label value, else "other": clients can ask for any name."""
+        return model if model in self._models else "other"
 
     def fell_back(self, backend: str, *, to: str) -> None:
-        self._fallbacks.labels(backend, to).inc()
+        self._children.of(self._fallbacks, backend, to).inc()
 
     def recalled(self, policy: str, *, hit: bool) -> None:
-        self._recalls.labels(policy, "hit" if hit else "miss").inc()
+        self._children.of(self._recalls, policy, "hit" if hit else "miss").inc()
 
     def reloaded(self, *, models: Collection[str] | None) -> None:
         """Count a new version of the policy file, with the names that may be label values now; None: it was refused."""
-        self._reloads.labels("refused" if models is None else "accepted").inc()
+        self._children.of(self._reloads, "refused" if models is None else "accepted").inc()
         self._file_accepted.set(models is not None)
         self._models |= frozenset(models or ())
 
@@ -145,4 +155,4 @@ class Metrics:
         return generate_latest(self.registry)
 
     def _way(self, model: str, report: Report) -> tuple[str, str, str]:
-        return (model if model in self._models else "other", report.policy, report.backend)
+        return (self.known(model), report.policy, report.backend)

@@ -23,6 +23,7 @@ from ..rag.markup import escaped
 from .backends.base import estimated_tokens
 from .edge import log_failure
 from .generating import Generating
+from .observed import step as span_of
 from .turns import Turns
 
 log = logging.getLogger("promptsluice.gateway")
@@ -150,7 +151,12 @@ class _Run:
     def attempt(self, name: str, step: Callable[[], None]) -> None:
         began = time.perf_counter()
         try:
-            step()
+            with span_of(name) as span:
+                step()
+                if span is not None and self.out.steps:
+                    done = self.out.steps[-1]
+                    span.set_attributes({"promptsluice.tokens_in": done.tokens_before})
+                    span.set_attributes({"promptsluice.tokens_out": done.tokens_after})
         except PromptsluiceError as error:
             log.warning("request %s goes on without %s: %s", self._request_id, name, error.message)
             self._failed(name, began, error.message, why=error.code or error.type)

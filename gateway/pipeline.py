@@ -26,13 +26,15 @@ from ..prompt import (
     UpstreamTimeout,
     Usage,
 )
-from .backends.base import Answer, Call, Frame, Stream, estimated_tokens
+from .backends.base import Answer, Asked, Call, Frame, Stream, estimated_tokens
 from .caller import Caller
 from .edge import log
 from .failover import Able, Ask, C, anyone, complete
 from .house import Sluice
 from .keys.spending import Written, longest_answers, reserve
 from .keys.ticket import Ticket
+from .observed import dispatched, entered, finished, first_token, step
+from .observed import replied as answered
 from .optimization import BUSY, Optimized, optimized, passed_over
 from .recall import HEADER as RECALLED
 from .recall import completed
@@ -57,6 +59,8 @@ class Begun:
     report: Report
     began: float
     record: Record | None = None
+    operation: str = "text_completion"
+    """What it is, by its name in OpenTelemetry's conventions for generative AI."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +69,7 @@ class Prepared(Begun):
 
     prompt: Prompt
     plan: Plan | None = None
+    operation: str = "chat"
 
 
 async def answer(sluice: Sluice, raw: bytes, caller: Caller) -> Answer | Stream:
@@ -93,7 +98,8 @@ async def available(sluice: Sluice, backend: str) -> None:
     """Wait until the backend can answer. One that never will is an error here only where nobody stands in for it."""
     spec = sluice.policy_set.backends.get(backend)
     try:
-        await sluice.backends[backend].available()
+        with step("admission"):
+            await sluice.backends[backend].available()
     except ModelUnavailable:
         if spec is None or not spec.fallbacks:
             raise
@@ -123,14 +129,16 @@ def check_routing_fields(body: Mapping[str, Any]) -> None:
 
 def match(sluice: Sluice, prompt: Prompt, caller: Caller) -> Resolution:
     """Which policy and which backend."""
-    check_routing_fields(prompt.body)
-    resolution = sluice.policy_set.resolve(
-        prompt.body["model"],
-        headers=caller.headers,
-        api_key=caller.api_key,
-        prompt_tokens=lambda: estimated_prompt(prompt),
-        conversation=lambda: beginning(prompt),
-    )
+    body = prompt.body
+    check_routing_fields(body)
+    with step("match"):
+        resolution = sluice.policy_set.resolve(
+            body["model"],
+            headers=caller.headers,
+            api_key=caller.api_key,
+            prompt_tokens=lambda: estimated_prompt(prompt),
+            conversation=lambda: beginning(prompt),
+        )
     if resolution.policy.retrieve is not None:
         asks = f", which the policy {resolution.policy_name!r} asks"
         require_collection(caller.key, resolution.policy.retrieve.collection, by=asks)
@@ -266,6 +274,7 @@ def asked(begun: Begun, body: Mapping[str, Any], caller: Caller) -> dict[str, An
 async def replied(sluice: Sluice, prepared: Begun, call: C, *, ask: Ask[C], able: Able = anyone) -> Answer | Stream:
     """The reply of the backend or of a fallback that is able; an end without one is entered in the books."""
     try:
+        call = replace(call, headers={**call.headers, **_dispatched(sluice, prepared, call)})
         async with asyncio.timeout(sluice.policy_set.server.request_timeout):
             return await complete(sluice, call, backend=prepared.resolution.backend, ask=ask, able=able)
     except TimeoutError as error:
@@ -273,6 +282,7 @@ async def replied(sluice: Sluice, prepared: Begun, call: C, *, ask: Ask[C], able
         _finished(sluice, prepared, outcome="failed", error=late)
         raise late from error
     except PromptsluiceError as error:
+        entered(error=error.code or error.type)
         _finished(sluice, prepared, outcome=outcome_of(error.status), error=error)
         error.headers.update(prepared.report.headers())
         raise
@@ -284,11 +294,24 @@ async def replied(sluice: Sluice, prepared: Begun, call: C, *, ask: Ask[C], able
         raise
 
 
+def _dispatched(sluice: Sluice, prepared: Begun, call: Asked) -> Mapping[str, str]:
+    """Headers that tell an upstream of this request's trace, where there is one."""
+    return dispatched(*_who(sluice, prepared), stream=call.stream)
+
+
+def _who(sluice: Sluice, prepared: Begun) -> tuple[str, str, str]:
+    """Operation, provider and model, as the conventions for generative AI name them."""
+    spec = sluice.policy_set.backends.get(prepared.report.backend or prepared.resolution.backend)
+    provider = "openai" if spec is not None and spec.kind == "openai" else "promptsluice"
+    return prepared.operation, provider, sluice.metrics.known(prepared.resolution.model)
+
+
 def with_account(sluice: Sluice, prepared: Begun, reply: Answer | Stream, caller: Caller) -> Answer | Stream:
     """The same reply with its headers, its entry in the metrics and, where asked for, its report."""
     headers = {**reply.headers, **prepared.report.headers()}
     wanted = caller.wants_report
     ticket = None if headers.get(RECALLED) == "hit" else caller.ticket  # which costs nothing
+    answered(stream=isinstance(reply, Stream))
     status = reply.status if isinstance(reply, Answer) else 200
     if prepared.record is not None:
         prepared.record.headers, prepared.record.status = reply.headers, status
@@ -328,7 +351,7 @@ async def _accounted(
                     yield held
                     held = None
                 if report and item.data and not item.failed:
-                    held = item
+                    held = replace(item, more=False)  # the next one may be long in coming
                 else:
                     yield item
         if held is not None:
@@ -352,6 +375,8 @@ def _first_token(sluice: Sluice, prepared: Begun) -> float:
     """Enter it in the books; the seconds that it took since the request came."""
     seconds = time.perf_counter() - prepared.began
     sluice.metrics.first_token(prepared.resolution.model, prepared.report, seconds)
+    sluice.metrics.genai.first_token(_who(sluice, prepared), seconds)
+    first_token(seconds)
     if prepared.record is not None:
         prepared.record.ttft_s = seconds
     return seconds
@@ -371,7 +396,11 @@ def _learned(sluice: Sluice, prepared: Begun, waited_s: float, usage: Usage | No
 def _finished(
     sluice: Sluice, prepared: Begun, *, outcome: str, usage: Usage | None = None, error: Exception | None = None
 ) -> None:
-    sluice.metrics.finished(prepared.resolution.model, prepared.report, outcome=outcome, usage=usage)
+    model, report = prepared.resolution.model, prepared.report
+    seconds = time.perf_counter() - prepared.began
+    sluice.metrics.finished(model, report, outcome=outcome, usage=usage)
+    sluice.metrics.genai.finished(_who(sluice, prepared), outcome=outcome, seconds=seconds, usage=usage)
+    finished(report, model=sluice.metrics.known(model), outcome=outcome, usage=usage)
     if prepared.record is not None:
         if isinstance(error, PromptsluiceError):
             prepared.record.failed(error)

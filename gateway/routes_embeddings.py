@@ -96,7 +96,7 @@ async def _passed_on(sluice: Sluice, model: str, raw: bytes, caller: Caller) -> 
     began = time.perf_counter()
     resolution = sluice.policy_set.resolve(model, headers=caller.headers, api_key=caller.api_key)
     report = Report(policy="off", backend=resolution.backend, reason="embeddings are not rewritten")
-    begun = Begun(resolution=resolution, report=report, began=began)
+    begun = Begun(resolution=resolution, report=report, began=began, operation="embeddings")
 
     def ask(backend: Backend, call: Asked) -> Awaitable[Answer]:
         named = json.dumps(call.model)

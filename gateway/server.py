@@ -2,6 +2,7 @@
 time.
 """
 
+import gc
 from types import FrameType
 
 import uvicorn
@@ -9,6 +10,7 @@ from fastapi import FastAPI
 
 from ..policies import PolicySet
 from .app import create_app
+from .logs import log_config
 from .protocol import BoundedProtocol
 
 
@@ -49,11 +51,15 @@ def run(app: FastAPI, *, host: str, port: int, drain_s: float, log_level: str = 
         host=host,
         port=port,
         log_level=log_level,
-        access_log=False,
+        access_log=False,  # there is one line a request already, of the edge's
+        log_config=log_config(getattr(app.state, "log_format", "text"), log_level),
         server_header=False,
+        proxy_headers=False,  # nobody asks for the client's address
         timeout_keep_alive=75,
         timeout_graceful_shutdown=max(1, round(drain_s)),
         lifespan="on",
         http=BoundedProtocol,
     )
+    # What has been imported and made until now stays: full collections need not look at it again and again.
+    gc.freeze()
     _Server(config, app).run()

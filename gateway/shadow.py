@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from ..policies import Resolution
 from ..prompt import Overloaded, Prompt, ShadowReport
 from .edge import log
+from .observed import unobserved
 from .optimization import optimized
 from .turns import scope_of
 from .workers import Workers
@@ -39,7 +40,8 @@ class Shadows:
                 raise Overloaded("prompts that will be sent come first")
             # Apart from what is sent, or a conversation that changes to this policy would be taken for one that had it.
             scope = scope_of("shadow", tenant, resolution.backend, sluice.policy_set.policy(resolution.shadow))
-            done = self._workers.submit(lambda: _carry_out(sluice, prompt, resolution, report, request_id, scope))
+            with unobserved():
+                done = self._workers.submit(lambda: _carry_out(sluice, prompt, resolution, report, request_id, scope))
         except Overloaded:
             report.state = "dropped"
             sluice.metrics.shadows.ended(report)

@@ -9,6 +9,7 @@ from starlette.types import Receive, Scope, Send
 from ..prompt import PromptsluiceError
 from .backends.base import Frame
 from .edge import internal_error, log, log_failure
+from .observed import entered
 from .wire import DONE, KEEPALIVE, dumps, frame
 
 KEEPALIVE_S = 15.0
@@ -39,6 +40,7 @@ class EventStream(Response):
         self._end = end
         self._keepalive_s = keepalive_s
         self._sent_at = 0.0
+        self._waiting: list[bytes] = []
 
     @classmethod
     async def begun(
@@ -76,24 +78,35 @@ class EventStream(Response):
         try:
             item = await self._first
             while item is not None:
-                await self._write(send, item.data, event=item.event)
+                if item.data:
+                    self._waiting.append(frame(item.data, event=item.event))
+                if not item.more or item.failed:
+                    await self._write(send)
                 if item.failed:
                     return False
                 item = await next_frame(self._frames)
         except PromptsluiceError as error:
             log.warning("request %s broke off: %s", self._request_id, error.message)
-            await self._write(send, dumps(error.to_wire()))
+            entered(error=error.code or error.type)
+            self._waiting.append(frame(dumps(error.to_wire())))
+            await self._write(send)
             return False
         except Exception as error:  # noqa: BLE001 - the seam where a bug becomes a frame
             log_failure(error, request_id=self._request_id)
-            await self._write(send, dumps(internal_error(self._request_id).to_wire()))
+            entered(error="internal")
+            self._waiting.append(frame(dumps(internal_error(self._request_id).to_wire())))
+            await self._write(send)
             return False
+        await self._write(send)
         return True
 
-    async def _write(self, send: Send, data: bytes, *, event: str = "") -> None:
-        if data:
+    async def _write(self, send: Send) -> None:
+        """Whatever frames are there, in one write."""
+        if self._waiting:
             self._sent_at = asyncio.get_running_loop().time()
-            await send({"type": "http.response.body", "body": frame(data, event=event), "more_body": True})
+            body = b"".join(self._waiting)
+            self._waiting.clear()
+            await send({"type": "http.response.body", "body": body, "more_body": True})
 
     async def _keep_alive(self, send: Send) -> None:
         """Whole comments between whole events, so that proxies on the way do not take silence for death."""

@@ -91,6 +91,9 @@ class EventSplitter:
         if not chunk:
             return
         self._after_cr = chunk.endswith(b"\r")
+        if chunk.endswith(b"\n\n") and not self._line and not self._data and b"\r" not in chunk:
+            yield from self._whole_events(chunk)
+            return
         first, *rest = _LINE_END.split(chunk)
         self._line += first
         for piece in rest:
@@ -98,6 +101,18 @@ class EventSplitter:
             self._line += piece
         if len(self._line) + self._held > self._limit:
             raise ValueError(f"an SSE event is longer than {self._limit} bytes")
+
+    def _whole_events(self, chunk: bytes) -> Iterator[bytes]:
+        """Of a read that begins and ends between events, as most do: one `data:` line is taken as a whole."""
+        for block in chunk[:-2].split(b"\n\n"):
+            if len(block) > self._limit:
+                raise ValueError(f"an SSE event is longer than {self._limit} bytes")
+            if block.startswith(b"data:") and b"\n" not in block:
+                yield block[5:].removeprefix(b" ")
+                continue
+            for line in (*block.split(b"\n"), b""):
+                self._line += line
+                yield from self._end_line()
 
     def finish(self) -> Iterator[bytes]:
         """Yield the event that the stream's end cut short of its blank line, if there is one."""

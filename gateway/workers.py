@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import copy_context
 from typing import Any, TypeVar
 
 from ..prompt import Overloaded
@@ -35,7 +36,8 @@ class Workers:
             if self._taken >= self._room:
                 raise Overloaded(f"too many requests wait for the {self._name} workers")
             self._taken += 1
-        future = self._pool.submit(job)
+        # In the context of who asks, as in a task: spans of the job are within his.
+        future = self._pool.submit(copy_context().run, job)
         future.add_done_callback(self._release)
         return future
 

@@ -40,6 +40,8 @@ def check_depth(text: str, limit: int) -> None:
 
     Linear, no recursion; runs before any parser sees the text.
     """
+    if text.count("{") + text.count("[") <= limit:
+        return  # too few of them, wherever they stand; so it is with nearly all bodies
     depth = 0
     for match in _BRACKETS.finditer(text):
         first = text[match.start()]

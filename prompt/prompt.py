@@ -240,6 +240,8 @@ class Prompt:
     def _edits(self) -> dict[Path, str]:
         """The leaves whose text differs from what came in."""
         touched = {segment.path for segment in self._segments if segment.changed}
+        if not touched:
+            return {}
         texts: dict[Path, list[str]] = {path: [] for path in touched}
         originals: dict[Path, list[str]] = {path: [] for path in touched}
         for segment in self._segments:

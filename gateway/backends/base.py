@@ -73,6 +73,8 @@ class Frame:
     """One chunk of a stream: the JSON of a `chat.completion.chunk` or a `text_completion`. `content` tells whether it
     carries a piece of the answer.
 
+    `more`: the next frame is there already, so that both may be written at once; only a hint.
+
     A frame with empty `data` only brings `usage` for the books and is not sent. `failed`: the data is an error object.
     `event` is its name as a server-sent event; those of chats have none.
     """
@@ -82,6 +84,7 @@ class Frame:
     usage: Usage | None = None
     failed: bool = False
     event: str = ""
+    more: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,8 @@ import random
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Any
 
@@ -34,13 +36,15 @@ from .base import (
     estimated_tokens,
 )
 from .forms import ChatForm, Form, MessagesForm, StreamReader
-from .sending import Sender
+from .sending import transport_to_upstreams
 from .servers import Server, Servers
 from .upstream import Secret, listed_models, passed_headers, retry_after_s
 
 _RETRIES = 2
 _VERSION = "2023-06-01"  # of Anthropic's API, for clients that name none
 _RETRIED_STATUS = frozenset({502, 503, 504})
+_SENT = {"accept": "*/*", "accept-encoding": "gzip, deflate", "user-agent": "promptsluice"}
+_url = lru_cache(256)(httpx.URL)  # servers and paths are few; reading a URL is slow
 _KEY_SIZE = 1024  # characters or ids of a raw prompt
 _MAX_ANSWER = 64 << 20
 _MODELS_KEPT_S = 60.0
@@ -70,27 +74,21 @@ class UpstreamBackend(Backend):
         self._spec = spec
         self._secret = Secret(api_key)
         self._count = count or estimated_tokens
-        self._transport = transport
-        self._client: httpx.AsyncClient | None = None
-        self._sender: Sender
+        self._given = transport
+        self._transport: httpx.AsyncBaseTransport | None = None
+        times = spec.timeouts
+        self._times = {"connect": times.connect, "read": times.read, "write": times.write, "pool": times.pool}
         self._by_prefix = spec.balance == "prefix" and len(spec.servers) > 1
         self._servers = Servers(spec.all_servers, breaker=spec.breaker, by_prefix=self._by_prefix)
         self._listed: tuple[float, Sequence[ModelCard]] = (float("-inf"), ())
 
     async def start(self) -> None:
-        times, most = self._spec.timeouts, self._spec.max_connections
-        self._client = httpx.AsyncClient(
-            timeout=httpx.Timeout(connect=times.connect, read=times.read, write=times.write, pool=times.pool),
-            limits=httpx.Limits(max_connections=most, max_keepalive_connections=most, keepalive_expiry=30.0),
-            follow_redirects=False,
-            transport=self._transport,
-        )
-        self._sender = Sender(self._client)
+        self._transport = self._given or transport_to_upstreams(max_connections=self._spec.max_connections)
 
     async def close(self) -> None:
-        if self._client is not None:
-            await self._client.aclose()
-            self._client = None
+        if self._transport is not None:
+            await self._transport.aclose()
+            self._transport = None
 
     def count_tokens(self, text: str) -> int:
         return self._count(text)
@@ -204,13 +202,10 @@ class UpstreamBackend(Backend):
         return response.status_code in (429, *_RETRIED_STATUS) and self._servers.others(tried)
 
     async def _attempt(self, server: Server, path: str, body: bytes, headers: Mapping[str, str]) -> httpx.Response:
-        request = self._connected().build_request(
-            "POST", f"{server.base_url}{path}", content=body, headers=dict(headers)
-        )
         server.asked()
         try:
             async with self._translated():
-                response = await self._sender.send(request)
+                response = await self._sent("POST", f"{server.base_url}{path}", body, headers)
         except PromptsluiceError as error:
             if not isinstance(error.__cause__, httpx.PoolTimeout):  # which is our own limit
                 server.failed()
@@ -222,9 +217,24 @@ class UpstreamBackend(Backend):
             server.succeeded(rest_s=rest or 0.0 if response.status_code in (429, *_RETRIED_STATUS) else 0.0)
         return response
 
-    def _connected(self) -> httpx.AsyncClient:
-        assert self._client is not None, f"backend {self.name!r} was not started"
-        return self._client
+    async def _sent(
+        self,
+        method: str,
+        url: str,
+        body: bytes,
+        headers: Mapping[str, str],
+        *,
+        times: Mapping[str, float] | None = None,
+    ) -> httpx.Response:
+        """The response once it has begun. `times` are timeouts by phase, in seconds, by default the file's.
+
+        Past httpx's client, which would look for cookies, redirects and credentials in vain.
+        """
+        assert self._transport is not None, f"backend {self.name!r} was not started"
+        request = httpx.Request(
+            method, _url(url), content=body, headers={**_SENT, **headers}, extensions={"timeout": times or self._times}
+        )
+        return await self._transport.handle_async_request(request)
 
     def _headers(
         self,
@@ -274,13 +284,17 @@ class UpstreamBackend(Backend):
         splitter = EventSplitter()
         async with aclosing(self._pieces(response)) as incoming:
             async for piece in incoming:
-                for data in self._split(splitter, piece):
-                    for item in reader.read(data):
-                        _note(call, item.usage)
-                        yield item
-                    if reader.over:
-                        await self._drain(incoming)
-                        return
+                items, error = self._read(splitter, reader, piece)
+                if items and items[-1].more:
+                    items[-1] = replace(items[-1], more=False)
+                for item in items:
+                    _note(call, item.usage)
+                    yield item
+                if error is not None:
+                    raise error
+                if reader.over:
+                    await self._drain(incoming)
+                    return
         for data in splitter.finish():
             for item in reader.read(data):
                 yield item
@@ -297,11 +311,21 @@ class UpstreamBackend(Backend):
         except (TimeoutError, UpstreamError, UpstreamTimeout):
             return
 
-    def _split(self, splitter: EventSplitter, piece: bytes) -> list[bytes]:
+    def _read(
+        self, splitter: EventSplitter, reader: StreamReader, piece: bytes
+    ) -> tuple[list[Frame], UpstreamError | None]:
+        """All frames that a piece of the body completes, and what is wrong with what follows them."""
+        items = list[Frame]()
         try:
-            return list(splitter.feed(piece))
+            for data in splitter.feed(piece):
+                items += reader.read(data)
+                if reader.over:
+                    break
+        except UpstreamError as error:
+            return items, error
         except ValueError as error:
-            raise UpstreamError(f"backend {self.name!r}: {error}") from error
+            return items, UpstreamError(f"backend {self.name!r}: {error}")
+        return items, None
 
     async def _pieces(self, response: httpx.Response) -> AsyncGenerator[bytes, None]:
         """The decoded body as it comes; the connection is given back or cut when this ends, however it ends."""
@@ -315,9 +339,9 @@ class UpstreamBackend(Backend):
     async def _ask_models(self) -> Sequence[ModelCard]:
         try:
             async with self._translated():
-                response = await self._connected().get(
-                    f"{self._servers.next().base_url}/models", headers=self._authorization(), timeout=5.0
-                )
+                url, times = f"{self._servers.next().base_url}/models", dict.fromkeys(self._times, 5.0)
+                response = await self._sent("GET", url, b"", self._authorization(), times=times)
+                await response.aread()
         except (Overloaded, UpstreamError, UpstreamTimeout):
             return ()
         return listed_models(response.content) if response.status_code == 200 else ()

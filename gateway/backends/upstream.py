@@ -21,6 +21,8 @@ _SLUGS = {
     422: ("invalid_request_error", None),
     429: ("rate_limit_error", "rate_limit_exceeded"),
 }
+_CHUNKS = json.JSONDecoder(parse_constant=lambda name: None)  # made once: making it costs as much as reading a chunk
+_CONTENT = ("content", "tool_calls", "refusal")
 _MOST_TOKENS = 1 << 53  # beyond it counters, which are floats, count no more
 _CONTEXT = re.compile(r"context.{0,20}(length|window)|too (long|many tokens)", re.IGNORECASE)
 
@@ -149,7 +151,9 @@ class ChatStreamReader:
         self.over = False
 
     def read(self, data: bytes) -> Iterator[Frame]:
-        """Frames to send for one event. UpstreamError for data that is no JSON object."""
+        """Frames to send for one event, with `more` until their taker knows better. UpstreamError for data that is no
+        JSON object.
+        """
         if data.strip() == b"[DONE]":
             yield from self._close()
             return
@@ -163,13 +167,13 @@ class ChatStreamReader:
         self._note(choices)
         usage = chunk.get("usage")
         if not isinstance(usage, dict) or (self._continuous and choices):
-            yield Frame(data=data, content=_has_content(choices))
+            yield Frame(data=data, content=_has_content(choices), more=True)
         else:
             self._usage = read_usage(usage)
             self._usage_frame = data if not choices else self._dumped({**chunk, "choices": []})
             if choices:
                 bare = {name: value for name, value in chunk.items() if name != "usage"}
-                yield Frame(data=self._dumped(bare), content=_has_content(choices))
+                yield Frame(data=self._dumped(bare), content=_has_content(choices), more=True)
 
     def end(self) -> Iterator[Frame]:
         """The stream's end without [DONE]: fine when every choice has finished, else the upstream broke off."""
@@ -201,7 +205,7 @@ class ChatStreamReader:
 
     def _parsed(self, data: bytes) -> dict[str, Any]:
         try:
-            chunk = json.loads(data, parse_constant=lambda name: None)
+            chunk = _CHUNKS.decode(data.decode())
         except (ValueError, RecursionError) as error:
             raise UpstreamError(f"backend {self._backend!r} sent a chunk that is broken JSON") from error
         if not isinstance(chunk, dict):
@@ -210,8 +214,9 @@ class ChatStreamReader:
 
 
 def _has_content(choices: list[Any]) -> bool:
-    return any(isinstance(choice, dict) and (choice.get("text") or _says(choice.get("delta"))) for choice in choices)
-
-
-def _says(delta: Any) -> bool:
-    return isinstance(delta, dict) and any(delta.get(key) for key in ("content", "tool_calls", "refusal"))
+    for choice in choices:  # a plain loop: this is asked for every frame
+        if isinstance(choice, dict):
+            delta = choice.get("delta")
+            if choice.get("text") or (isinstance(delta, dict) and any(map(delta.get, _CONTENT))):
+                return True
+    return False

@@ -53,6 +53,12 @@ class RecordsSpec(Spec):
     text: bool = False
 
 
+class LogSpec(Spec):
+    """The log on stderr: lines for people, or one JSON object a line."""
+
+    format: Literal["text", "json"] = "text"
+
+
 class ServerSpec(Spec):
     """The HTTP server and its limits. Without `api_keys` everybody is let in. `answer_cache`: bytes of answers that
     policies with a `cache` keep in memory. `turns`: bytes of rewritten text that are kept so that the next turn of a
@@ -79,3 +85,4 @@ class ServerSpec(Spec):
     records: RecordsSpec = RecordsSpec()
     turns: Bytes = 64 * 2**20
     ui: bool = True
+    log: LogSpec = LogSpec()

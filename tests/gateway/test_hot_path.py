@@ -1,0 +1,117 @@
+"""What makes requests cheap: busy routes go past FastAPI, and frames of one read go out in one write."""
+
+import asyncio
+from collections.abc import AsyncGenerator, MutableMapping
+from typing import Any
+
+import httpx
+import pytest
+from promptsluice.gateway import (
+    routes_chat,
+    routes_completions,
+    routes_compress,
+    routes_embeddings,
+    routes_messages,
+    routes_models,
+    routes_responses,
+)
+from promptsluice.gateway.app import create_app
+from promptsluice.gateway.backends.base import Frame
+from promptsluice.gateway.backends.echo import EchoBackend
+from promptsluice.gateway.direct import Direct
+from promptsluice.gateway.stream import EventStream
+from promptsluice.policies import PolicySet
+from promptsluice.prompt import Overloaded, PromptsluiceError
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+
+POLICY = """
+version: 1
+default_policy: "off"
+backends:
+  echo: {kind: openai, base_url: "http://127.0.0.1:9/v1", models: [echo]}
+"""
+ROUTERS = [
+    one.router
+    for one in (
+        routes_chat,
+        routes_completions,
+        routes_compress,
+        routes_embeddings,
+        routes_messages,
+        routes_models,
+        routes_responses,
+    )
+]
+
+
+async def test_busy_routes_are_answered_past_the_framework() -> None:
+    app = create_app(PolicySet.from_text(POLICY), backends={"echo": EchoBackend("echo", models=["echo"])})
+
+    async def framework(scope: Any, receive: Any, send: Any) -> None:
+        await PlainTextResponse("framework")(scope, receive, send)
+
+    async def on_error(request: Request, error: Any) -> Response:
+        assert isinstance(error, PromptsluiceError)
+        return PlainTextResponse(error.message, error.status)
+
+    direct = Direct(framework, routers=ROUTERS, on_error=on_error)
+
+    async def outer(scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
+        scope.update(app=app, state={"request_id": "r"})
+        await direct(scope, receive, send)
+
+    chat = {"model": "echo", "messages": [{"role": "user", "content": "hello"}]}
+    async with (
+        app.router.lifespan_context(app),
+        httpx.AsyncClient(transport=httpx.ASGITransport(outer), base_url="http://x") as client,
+    ):
+        answered = await client.post("/v1/chat/completions", json=chat)
+        assert answered.status_code == 200 and "hello" in answered.text
+        for path in ("completions", "responses", "messages", "embeddings", "compress", "chat/completions"):
+            refused = await client.post(f"/v1/{path}", content=b"{")
+            assert refused.status_code == 400 and refused.text != "framework", path
+        for method, path in (("GET", "/v1/chat/completions"), ("GET", "/v1/models"), ("POST", "/v1/nowhere")):
+            assert (await client.request(method, path)).text == "framework"
+
+
+async def written(frames: AsyncGenerator[Frame, None]) -> list[bytes]:
+    """The bodies of a stream's writes."""
+    sent: list[bytes] = []
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        sent.append(message.get("body", b""))
+
+    response = await EventStream.begun(frames, headers={}, request_id="r")
+    await response({}, asyncio.Queue[Any]().get, send)
+    return sent[1:]
+
+
+async def test_frames_of_one_read_go_out_in_one_write() -> None:
+    async def frames() -> AsyncGenerator[Frame, None]:
+        yield Frame(data=b"1", more=True)
+        yield Frame(data=b"2", more=True)
+        yield Frame(data=b"3")
+        yield Frame(data=b"4", more=True)
+        yield Frame(data=b"")
+
+    assert await written(frames()) == [b"data: 1\n\ndata: 2\n\ndata: 3\n\n", b"data: 4\n\n", b"data: [DONE]\n\n"]
+
+
+@pytest.mark.parametrize("error", [Overloaded("full"), ValueError("a bug")])
+async def test_what_waits_to_be_written_goes_out_before_an_error(error: Exception) -> None:
+    async def frames() -> AsyncGenerator[Frame, None]:
+        yield Frame(data=b"1")
+        yield Frame(data=b"2", more=True)
+        raise error
+
+    first, rest, end = await written(frames())
+    assert first == b"data: 1\n\n" and end == b""
+    assert rest.startswith(b'data: 2\n\ndata: {"error":') and rest.count(b"data: ") == 2
+
+
+async def test_a_last_frame_that_promises_more_is_written() -> None:
+    async def frames() -> AsyncGenerator[Frame, None]:
+        yield Frame(data=b"1", more=True)
+
+    assert await written(frames()) == [b"data: 1\n\n", b"data: [DONE]\n\n"]
