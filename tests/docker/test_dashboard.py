@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 from promptsluice.gateway.metrics import Metrics
+from promptsluice.policies import CostModel
 
 DOCKER = Path(__file__).parents[2] / "docker"
 DASHBOARD = json.loads((DOCKER / "grafana/dashboards/promptsluice.json").read_text())
@@ -20,9 +21,11 @@ def exported() -> dict[str, frozenset[str]]:
     """Series name to its label names: from the collectors where they hold labels before the first sample."""
     metrics = Metrics()
     metrics.backends.show({"local": {"running": 1.0}})
+    metrics.costs.show({"local": (CostModel(), {"lossless": (1.0, 1.0)})})
     names = {
-        family.name: frozenset(label for sample in family.samples for label in sample.labels)
-        for family in metrics.backends.collect()
+        sample.name: frozenset(sample.labels)
+        for family in (*metrics.backends.collect(), *metrics.costs.collect())
+        for sample in family.samples
     }
     registry: Any = metrics.registry
     for collector in set(registry._names_to_collectors.values()):
