@@ -68,14 +68,14 @@ class Tools:
 @dataclass(slots=True, kw_only=True)
 class Optimized:
     """The outcome so far. `plan` is None where there was nothing to plan; else it was made for the prompt `planned`,
-    which the `changes` of each step have led from to `prompt`. `failed` has the steps that failed or were late, each
-    with a slug that says why.
+    which the `changes` have led from to `prompt`: of each step that ran its name and what it did. `failed` has the
+    steps that failed or were late, each with a slug that says why.
     """
 
     prompt: Prompt
     plan: Plan | None = None
     planned: Prompt | None = None
-    changes: list[Sequence[Change]] = field(default_factory=list)
+    changes: list[tuple[str, Sequence[Change]]] = field(default_factory=list)
     steps: list[StepReport] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
     tokens_in: int = 0
@@ -226,7 +226,7 @@ class _Run:
         self.out.pruned += before - after
         if result.trouble:
             self.out.failed[step.name] = result.trouble
-        self.out.changes.append(result.changes)
+        self.out.changes.append((step.name, result.changes))
         saved_ms = step.saved_ms * (before - after) / max(1, step.tokens_before - step.tokens_after)
         self._done(
             step.name,

@@ -6,12 +6,12 @@ the route says `on_failure: closed` the request ends there.
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..compressors.result import LATE
+from ..compressors.result import LATE, Change
 from ..policies import Plan, Resolution
 from ..policies.keyring import require_collection
 from ..policies.rollout import beginning
@@ -65,11 +65,12 @@ class Begun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared(Begun):
-    """A chat ready to be dispatched."""
+    """A chat ready to be dispatched. `changes`: of each step that ran its name and what it did."""
 
     prompt: Prompt
     plan: Plan | None = None
     operation: str = "chat"
+    changes: Sequence[tuple[str, Sequence[Change]]] = ()
 
 
 async def answer(sluice: Sluice, raw: bytes, caller: Caller) -> Answer | Stream:
@@ -196,6 +197,7 @@ async def prepare(
         prompt=outcome.prompt,
         resolution=resolution,
         plan=outcome.plan,
+        changes=outcome.changes,
         report=report,
         began=start if began is None else began,
         record=record,

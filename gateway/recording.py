@@ -42,7 +42,7 @@ def outline_of(sluice: Sluice, record: Record | None, outcome: Optimized) -> Out
             outcome.planned or outcome.prompt,
             outcome.prompt,
             plan=outcome.plan,
-            changes=outcome.changes,
+            changes=[made for _, made in outcome.changes],
             text=sluice.policy_set.server.records.text,
         )
     except Exception as error:  # noqa: BLE001 - no request fails for what is only shown

@@ -1,7 +1,7 @@
 """The decision for one segment: leave, compress, reuse or blend, whichever is predicted to pay, and why."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,7 +11,7 @@ from ..prompt import Kind, Segment
 from .costs import CostModel
 from .openness import Openness
 from .schema import CompressSpec, Policy
-from .steps import Action, Decision
+from .steps import Action, Decision, Reason, Verdict
 
 Stored = Callable[[Segment], bool]
 
@@ -68,6 +68,14 @@ def methods_of(policy: Policy, costs: CostModel) -> Iterator[Method]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Allowance:
+    """What the policy's budget has left at a segment: tokens that lossy steps may take away, and milliseconds."""
+
+    tokens: float
+    ms: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Decider:
     """Decides by one policy and one cost model.
 
@@ -101,7 +109,25 @@ class Decider:
             return self.costs.prefill.ms(fresh) + self.costs.reuse_ms(chunks, self.ratio)
         return self.costs.prefill.ms(fresh + chunks)
 
-    def decide(self, segment: Segment, *, tokens: int, reached: int, openness: Openness, settled: bool) -> Decision:
+    def allowance(self, *, reached: int, removed: int, ms: float) -> Allowance:
+        """The rest of the budget where the prompt has come to `reached` tokens, lossy steps have taken away `removed`
+        of them, and compressors cost `ms`."""
+        budget = self.policy.budget
+        return Allowance(
+            tokens=math.inf if budget.max_removed == 1 else budget.max_removed * reached - removed,
+            ms=math.inf if budget.rewrite_ms is None else budget.rewrite_ms - ms,
+        )
+
+    def decide(
+        self,
+        segment: Segment,
+        *,
+        tokens: int,
+        reached: int,
+        openness: Openness,
+        allowance: Allowance,
+        settled: bool,
+    ) -> Decision:
         """`reached`: tokens of the prompt as it came up to the end of this segment. `settled`: decided by an earlier
         turn.
         """
@@ -115,65 +141,93 @@ class Decider:
             tokens_after=tokens,
         )
         if settled:
-            return replace(base, reason="as it went out in an earlier turn, so that cached prefixes stay valid")
+            as_sent = "as it went out in an earlier turn, so that cached prefixes stay valid"
+            return base.because(Reason("sent_before", as_sent))
         if self.reuses and self.stored(segment):
             return self._reused(base)
         if not self.methods:
-            return replace(base, reason="the policy rewrites nothing")
+            return base.because(Reason("no_methods", "the policy rewrites nothing"))
         closed = openness.closed(segment)
         if closed is not None:
-            return replace(base, reason=closed)
+            return base.because(closed)
         if reached < self.policy.min_prompt_tokens:
             least = self.policy.min_prompt_tokens
-            return replace(base, reason=f"within the first {least} tokens of the prompt (min_prompt_tokens)")
-        return self._compressed(base)
+            early = f"within the first {least} tokens of the prompt (min_prompt_tokens)"
+            return base.because(Reason("min_prompt_tokens", early))
+        return self._compressed(base, allowance)
 
     def _reused(self, base: Decision) -> Decision:
         """Load the chunk's KV if that pays. Its text stays either way: another text would be another chunk."""
         reuse = self.policy.reuse
         if base.tokens < reuse.min_chunk_tokens:
-            return replace(base, reason=f"under {reuse.min_chunk_tokens} tokens (min_chunk_tokens): prefilled")
+            small = f"under {reuse.min_chunk_tokens} tokens (min_chunk_tokens): prefilled"
+            return base.because(Reason("min_chunk_tokens", small))
         cost, saving = self.costs.reuse_ms(base.tokens, self.ratio), self.costs.prefill.ms(base.tokens)
         if cost >= saving:
-            return replace(base, reason=f"stored KV would cost {cost:.1f} ms, prefill costs {saving:.1f} ms")
+            dear = f"stored KV would cost {cost:.1f} ms, prefill costs {saving:.1f} ms"
+            return base.because(Reason("kv_not_worth_it", dear))
         repaired = f", {self.ratio:.0%} of its rows are recomputed" if self.ratio else ""
         reason = f"stored KV is loaded{repaired}; another text would lose it"
-        return replace(base, action=Action(reuse.mode), ms=cost, saved_ms=saving, reason=reason)
+        code = "kv_reused" if reuse.mode == "reuse" else "kv_blended"
+        return replace(base, action=Action(reuse.mode), ms=cost, saved_ms=saving, code=code, reason=reason)
 
-    def _compressed(self, base: Decision) -> Decision:
-        tokens, cost = base.tokens, 0.0
-        uses: list[str] = []
-        reasons: list[str] = []
+    def _compressed(self, base: Decision, allowance: Allowance) -> Decision:
+        tokens, cost, removed = base.tokens, 0.0, 0
+        verdicts: list[Verdict] = []
         for method in self.methods:
-            refused = self._refused(method, base, tokens)
-            if refused is not None:
-                reasons.append(f"{method.label} {refused}")
-                continue
-            cost += self.costs.compress_ms(method.compressor.cost_name, tokens)
-            tokens = leaves(method, tokens)
-            uses.append(method.label)
-            reasons.append(f"{method.label} leaves about {method.rate:.0%}")
+            lost = 0 if method.compressor.lossless else tokens - leaves(method, tokens)
+            left = Allowance(tokens=allowance.tokens - removed, ms=allowance.ms - cost)
+            refused = self._refused(method, base, tokens) or self._too_much(method, tokens, lost, left)
+            if refused is None:
+                cost += self.costs.compress_ms(method.compressor.cost_name, tokens)
+                removed += lost
+                tokens = leaves(method, tokens)
+            code, text = refused or Reason("used", f"leaves about {method.rate:.0%}")
+            said = f"{method.label} {text}"
+            verdicts.append(Verdict(method=method.label, used=refused is None, code=code, reason=said))
+        uses = tuple(verdict.method for verdict in verdicts if verdict.used)
         return replace(
             base,
             action=Action.COMPRESS if uses else Action.LEAVE,
-            uses=tuple(uses),
+            uses=uses,
             tokens_after=tokens,
             ms=cost,
             saved_ms=(base.tokens - tokens) * self.token_ms,
-            reason="; ".join(reasons),
+            removed=removed,
+            code="compressed" if uses else _common(verdicts),
+            reason="; ".join(verdict.reason for verdict in verdicts),
+            methods=tuple(verdicts),
         )
 
-    def _refused(self, method: Method, base: Decision, tokens: int) -> str | None:
+    def _refused(self, method: Method, base: Decision, tokens: int) -> Reason | None:
         """Why a method is not used on a segment that has come down to `tokens`; None when it is."""
         if base.kind not in method.compressor.kinds:
-            return f"is not for {base.kind}"
+            return Reason("other_kind", f"is not for {base.kind}")
         if tokens < method.compressor.min_tokens:
-            return f"needs {method.compressor.min_tokens} tokens"
+            return Reason("min_tokens", f"needs {method.compressor.min_tokens} tokens")
         saved = tokens - leaves(method, tokens)
+        if saved <= 0 and method.compressor.lossless:
+            return Reason("nothing_to_take", "has nothing to take away")
         if saved <= 0:
-            return "has nothing to take away" if method.compressor.lossless else "is used up by max_removed"
+            return Reason("max_removed", "is used up by quality.max_removed")
         cost, saving = self.costs.compress_ms(method.compressor.cost_name, tokens), saved * self.token_ms
-        return f"would cost {cost:.1f} ms and save {saving:.1f} ms" if cost >= _GAIN * saving else None
+        dear = f"would cost {cost:.1f} ms and save {saving:.1f} ms"
+        return Reason("not_worth_it", dear) if cost >= _GAIN * saving else None
+
+    def _too_much(self, method: Method, tokens: int, lost: int, left: Allowance) -> Reason | None:
+        """Why a method does not fit into what is left of the budget; None when it does."""
+        budget = self.policy.budget
+        if lost > left.tokens:
+            return Reason("budget_removed", f"would take more than {budget.max_removed:.0%} of the prompt (budget)")
+        if self.costs.compress_ms(method.compressor.cost_name, tokens) > left.ms:
+            return Reason("budget_ms", f"would cost more than is left of {budget.rewrite_ms:g} ms (budget)")
+        return None
+
+
+def _common(verdicts: Sequence[Verdict]) -> str:
+    """The code that all have in common."""
+    codes = {verdict.code for verdict in verdicts}
+    return codes.pop() if len(codes) == 1 else "no_method_fits"
 
 
 def leaves(method: Method, tokens: int) -> int:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ..prompt import BadRequest, Prompt
 from .costs import CostModel
@@ -20,6 +21,10 @@ class Explanation:
     prompt: Prompt
     resolution: Resolution
     plan: Plan
+
+    def to_wire(self) -> dict[str, Any]:
+        """As JSON: the plan, and where the request goes and why."""
+        return {"resolution": self.resolution.to_wire(), **self.plan.to_wire()}
 
 
 def explain(

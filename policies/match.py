@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import Any
 
 from ..prompt import Forbidden, UnknownPolicy
 from .rollout import Group, drawn, name_of
@@ -33,6 +34,20 @@ class Resolution:
     group: Group | None = None
     shadow: str | None = None
     fail_closed: bool = False
+
+    def to_wire(self) -> dict[str, Any]:
+        """As JSON, with the policy by its name; routes are counted from 1, as for a person."""
+        return {
+            "model": self.model,
+            "backend": self.backend,
+            "policy": self.policy_name,
+            "reason": self.reason,
+            "route": None if self.route is None else self.route + 1,
+            "rollout": self.rollout or None,
+            "group": self.group,
+            "shadow": self.shadow,
+            "on_failure": "closed" if self.fail_closed else "open",
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ segment and what stands before it only, so that turn N+1 keeps turn N's rewritte
   may be rewritten, for they always stood before it.
 - Retrieved text is gone in the next turn, so it does not count for what stands after it.
 - What an earlier turn decided is not decided again while the gateway remembers it (gateway/turns.py).
+- The budget is kept at each segment for all that stands up to it.
 - A compressor judges a segment by the question of the segment's own turn (compressors/question.py).
 """
 
@@ -58,20 +59,26 @@ def plan(
 def _decisions(prompt: Prompt, decider: Decider, count: Count, settled: Collection[int]) -> tuple[Decision, ...]:
     openness = Openness(prompt.segments, decider.policy)
     decisions: list[Decision] = []
-    so_far = 0
+    so_far, removed, ms = 0, 0, 0.0
     for segment in prompt.segments:
         tokens = count(segment.text) if segment.text else 0
         came = tokens if not segment.changed else count(segment.original or "")
-        decisions.append(
-            decider.decide(
-                segment,
-                tokens=tokens,
-                reached=so_far + (tokens if segment.original is None else came),
-                openness=openness,
-                settled=segment.original is not None and segment.message in settled,
-            )
+        own = segment.original is not None
+        again = own and segment.message in settled
+        reached = so_far + (came if own else tokens)
+        decision = decider.decide(
+            segment,
+            tokens=tokens,
+            reached=reached,
+            openness=openness,
+            allowance=decider.allowance(reached=reached, removed=removed, ms=ms),
+            settled=again,
         )
-        so_far += came
+        decisions.append(decision)
+        if own:
+            so_far = reached
+            removed += came - tokens if again else decision.removed
+            ms += decision.ms if decision.action is Action.COMPRESS else 0.0
     return tuple(decisions)
 
 

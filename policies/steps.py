@@ -4,9 +4,9 @@ Made by planner.py, carried out by the gateway, shown by a dry run. Holds data, 
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 from ..prompt import Kind
 
@@ -20,12 +20,30 @@ class Action(StrEnum):
     BLEND = "blend"
 
 
+class Reason(NamedTuple):
+    """Why something is done or not: a slug for programs, and the same for a person."""
+
+    code: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """Whether one of the policy's compressors is used on a segment, and why."""
+
+    method: str
+    used: bool
+    code: str
+    reason: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
     """What is done to one segment. `uses` are labels of compressors, in order; where there are any, `tokens_after` is
-    predicted.
+    predicted, and `removed` of the tokens go in lossy steps.
 
-    `ms` is the cost of doing it, `saved_ms` the gross worth of what it saves.
+    `ms` is the cost of doing it, `saved_ms` the gross worth of what it saves. `code` is `reason` for programs;
+    `methods` has the compressors one by one, where any was considered.
     """
 
     segment: int
@@ -39,7 +57,14 @@ class Decision:
     uses: tuple[str, ...] = ()
     ms: float = 0.0
     saved_ms: float = 0.0
+    removed: int = 0
+    code: str = ""
     reason: str = ""
+    methods: tuple[Verdict, ...] = ()
+
+    def because(self, reason: Reason) -> Self:
+        """The same decision with its reason."""
+        return replace(self, code=reason.code, reason=reason.text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

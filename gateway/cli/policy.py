@@ -56,7 +56,7 @@ def explain(
     if json:
         import json as codec
 
-        typer.echo(codec.dumps(explanation.plan.to_wire(), ensure_ascii=False, indent=2))
+        typer.echo(codec.dumps(explanation.to_wire(), ensure_ascii=False, indent=2))
     else:
         _show(explanation, counts)
 
@@ -144,6 +144,10 @@ def _show(explanation: "Explanation", counts: "TokenCounts") -> None:
         f"model {resolution.model}, backend {resolution.backend}",
         markup=False,
     )
+    if resolution.shadow is not None:
+        out().print(f"in shadow: policy {resolution.shadow} is carried out beside it and not sent", markup=False)
+    if resolution.fail_closed:
+        out().print("on failure: the request is refused, nothing is sent without the policy", markup=False)
     # On a narrow terminal the reasons need the room.
     wide = out().width >= 120
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))

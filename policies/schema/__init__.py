@@ -21,6 +21,7 @@ from .base import Spec
 from .file import PolicyFile
 from .keys import ORDINARY_SCOPES, SCOPES, ApiKeySpec, CountersSpec, LimitsSpec, Scope
 from .policy import (
+    BudgetSpec,
     CacheSpec,
     CompressSpec,
     KeepOriginalsSpec,
@@ -41,6 +42,7 @@ __all__ = [
     "ApiKeySpec",
     "Backend",
     "BreakerSpec",
+    "BudgetSpec",
     "CacheSpec",
     "CollectionsSpec",
     "CompressSpec",

@@ -98,6 +98,18 @@ class QualitySpec(Spec):
     min_agreement: Annotated[float, Field(ge=0, le=1)] = 0.0
 
 
+class BudgetSpec(Spec):
+    """Bounds on all that is done to one prompt.
+
+    `max_removed`: the share of its tokens that lossy steps may take away, held at every segment for all that stands up
+    to it, as later turns begin with the same text. `rewrite_ms`: milliseconds that compressors may cost by prediction;
+    what does not fit in any more is left as it is.
+    """
+
+    max_removed: Annotated[float, Field(ge=0, le=1)] = 1.0
+    rewrite_ms: Annotated[float, Field(gt=0)] | None = None
+
+
 class Policy(Spec):
     """What may be done to a request. In a file every field is optional, and what is not given comes from `extends`.
 
@@ -117,6 +129,7 @@ class Policy(Spec):
     reuse: ReuseSpec = ReuseSpec()
     protect: ProtectSpec = ProtectSpec()
     quality: QualitySpec = QualitySpec()
+    budget: BudgetSpec = BudgetSpec()
     cache: CacheSpec | None = None
     originals: KeepOriginalsSpec | None = None
     min_prompt_tokens: Annotated[int, Field(ge=0)] = 0

@@ -47,7 +47,7 @@ def test_every_segment_has_a_decision_and_a_reason() -> None:
     made = planned(CHAT, EXTRACT)
     assert [decision.segment for decision in made.decisions] == [0, 1, 2, 3, 4, 5]
     by_kind = {(decision.role, decision.kind): decision for decision in made.decisions}
-    assert by_kind["system", Kind.SYSTEM].reason == "the system prompt is protected"
+    assert by_kind["system", Kind.SYSTEM].reason == "the system prompt is protected (protect.system)"
     assert "as it was first sent" in by_kind["user", Kind.HISTORY].reason
     assert by_kind["assistant", Kind.CODE].reason == "code is never rewritten"
     assert by_kind["user", Kind.QUESTION].reason == "the question is never rewritten"
@@ -81,8 +81,8 @@ def test_protection_by_role_and_kind() -> None:
     steps = ({"use": "extractive"},)
     made = planned(messages, policy(compress=steps, protect={"roles": ("assistant",), "kinds": ("tool_result",)}))
     assert made.passthrough
-    assert made.decisions[2].reason == "role assistant is protected by the policy"
-    assert made.decisions[5].reason == "kind tool_result is protected by the policy"
+    assert made.decisions[2].reason == "role assistant is protected by the policy (protect.roles)"
+    assert made.decisions[5].reason == "kind tool_result is protected by the policy (protect.kinds)"
 
 
 def test_documents_before_the_question_may_be_rewritten() -> None:
@@ -112,7 +112,7 @@ def test_max_removed_bounds_all_lossy_steps_together() -> None:
     made = planned(CHAT, policy(compress=steps, quality={"max_removed": 0.6}, token_value_ms=100.0))
     assert [step.options["target_rate"] for step in made.steps] == [0.5, pytest.approx(0.8)]
     used_up = policy(compress=steps, quality={"max_removed": 0.5}, token_value_ms=100.0)
-    assert "used up by max_removed" in planned(CHAT, used_up).decisions[2].reason
+    assert "used up by quality.max_removed" in planned(CHAT, used_up).decisions[2].reason
 
 
 def with_chunks(*texts: str) -> Prompt:

@@ -90,6 +90,27 @@ def test_explain_as_json(request_file: Path) -> None:
     plan = json.loads(result.stdout)
     assert [step["name"] for step in plan["steps"]] == ["lossless"]
     assert len(plan["decisions"]) == 4
+    assert all(decision["code"] and decision["reason"] for decision in plan["decisions"])
+    assert plan["resolution"] == {
+        "model": "smollm2-135m-instruct",
+        "backend": "local",
+        "policy": "lossless",
+        "reason": "model suffix",
+        "route": None,
+        "rollout": None,
+        "group": None,
+        "shadow": None,
+        "on_failure": "open",
+    }
+
+
+def test_explain_says_what_a_route_does_beside(tmp_path: Path) -> None:
+    file = tmp_path / "r.json"
+    for model, says in (("llama-3.1-8b", "in shadow: policy shorter"), ("qwen3-32b", "of rollout shorter")):
+        file.write_text(json.dumps({**BODY, "model": model}))
+        shown = CliRunner().invoke(app, ["explain", str(EXAMPLES[0].with_name("rollout.yaml")), "-r", str(file)]).stdout
+        assert says in shown
+    assert "on failure: the request is refused" in shown
 
 
 def test_explain_follows_headers(request_file: Path) -> None:

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -12,7 +12,7 @@ from zlib import crc32
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from promptsluice.compressors.context import CompressionContext, TokenScore
+from promptsluice.compressors.context import CompressionContext
 from promptsluice.compressors.registry import create, names
 from promptsluice.policies import PRESETS, CostModel, Policy, PolicySet, opened, plan
 from promptsluice.prompt import Prompt
@@ -49,9 +49,13 @@ def embed(texts: Sequence[str]) -> NDArray[np.float32]:
     return np.stack([vector(text) for text in texts])
 
 
-def score(text: str) -> list[TokenScore]:
+def score(
+    texts: Sequence[str], *, given: str = "", remaining: Callable[[], float]
+) -> Iterator[tuple[int, NDArray[np.float64], int]]:
     """Words that a hash finds more or less surprising."""
-    return [TokenScore(m.start(), m.end(), -(crc32(m[0].encode()) % 100) / 10) for m in WORD.finditer(text)]
+    for number, text in enumerate(texts):
+        found = [(m.start(), m.end(), -(crc32(m[0].encode()) % 100) / 10) for m in WORD.finditer(text)]
+        yield number, np.array(found, dtype=np.float64).reshape(-1, 3), len(text)
 
 
 def rewritten(messages: Messages, policy: Policy) -> Messages:
