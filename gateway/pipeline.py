@@ -6,8 +6,7 @@ the route says `on_failure: closed` the request ends there.
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,43 +23,25 @@ from ..prompt import (
     PromptsluiceError,
     Report,
     UpstreamTimeout,
-    Usage,
 )
-from .backends.base import Answer, Asked, Call, Frame, Stream, estimated_tokens
+from .accounts import Begun, ended, who, with_account
+from .backends.base import Answer, Asked, Call, Stream, estimated_tokens
 from .caller import Caller
 from .edge import log
 from .failover import Able, Ask, C, anyone, complete
 from .house import Sluice
-from .keys.spending import Written, longest_answers, reserve
-from .keys.ticket import Ticket
-from .observed import dispatched, entered, finished, first_token, step
-from .observed import replied as answered
+from .keys.spending import longest_answers, reserve
+from .observed import dispatched, entered, step
 from .optimization import BUSY, Optimized, optimized, passed_over
-from .recall import HEADER as RECALLED
 from .recall import completed
 from .recording import outcome_of, outline_of, recorded, show
 from .records import Outline, Record
 from .turns import scope_of
-from .wire import spliced
 
 # Below this size a body is parsed faster than it is handed to a thread.
 _LARGE_BODY = 256 * 1024
 # The optimizer's steps keep their own deadlines; this is for what hangs, or loads a model for the first time.
 _OPTIMIZE_S = 30.0
-_KNOWN_AT_THE_END = ("cached", "loaded", "blended", "reused", "recomputed")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Begun:
-    """A request whose books are kept. `began` is the reading of time.perf_counter when it arrived; `record` is what the
-    page shows of it."""
-
-    resolution: Resolution
-    report: Report
-    began: float
-    record: Record | None = None
-    operation: str = "text_completion"
-    """What it is, by its name in OpenTelemetry's conventions for generative AI."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,7 +185,7 @@ async def prepare(
     )
     if report.failed and resolution.fail_closed:
         error = not_applied(report)
-        _finished(sluice, prepared, outcome="failed", error=error)
+        ended(sluice, prepared, outcome="failed", error=error)
         raise error
     if report.rollout:
         log.info("request %s: rollout %s, group %s, policy %s", request_id, report.rollout, report.group, report.policy)
@@ -281,129 +262,21 @@ async def replied(sluice: Sluice, prepared: Begun, call: C, *, ask: Ask[C], able
             return await complete(sluice, call, backend=prepared.resolution.backend, ask=ask, able=able)
     except TimeoutError as error:
         late = UpstreamTimeout("the request took longer than the server allows")
-        _finished(sluice, prepared, outcome="failed", error=late)
+        ended(sluice, prepared, outcome="failed", error=late)
         raise late from error
     except PromptsluiceError as error:
         entered(error=error.code or error.type)
-        _finished(sluice, prepared, outcome=outcome_of(error.status), error=error)
+        ended(sluice, prepared, outcome=outcome_of(error.status), error=error)
         error.headers.update(prepared.report.headers())
         raise
     except asyncio.CancelledError:
-        _finished(sluice, prepared, outcome="cancelled")
+        ended(sluice, prepared, outcome="cancelled")
         raise
     except Exception:
-        _finished(sluice, prepared, outcome="failed")
+        ended(sluice, prepared, outcome="failed")
         raise
 
 
 def _dispatched(sluice: Sluice, prepared: Begun, call: Asked) -> Mapping[str, str]:
     """Headers that tell an upstream of this request's trace, where there is one."""
-    return dispatched(*_who(sluice, prepared), stream=call.stream)
-
-
-def _who(sluice: Sluice, prepared: Begun) -> tuple[str, str, str]:
-    """Operation, provider and model, as the conventions for generative AI name them."""
-    spec = sluice.policy_set.backends.get(prepared.report.backend or prepared.resolution.backend)
-    provider = "openai" if spec is not None and spec.kind == "openai" else "promptsluice"
-    return prepared.operation, provider, sluice.metrics.known(prepared.resolution.model)
-
-
-def with_account(sluice: Sluice, prepared: Begun, reply: Answer | Stream, caller: Caller) -> Answer | Stream:
-    """The same reply with its headers, its entry in the metrics and, where asked for, its report."""
-    headers = {**reply.headers, **prepared.report.headers()}
-    wanted = caller.wants_report
-    ticket = None if headers.get(RECALLED) == "hit" else caller.ticket  # which costs nothing
-    answered(stream=isinstance(reply, Stream))
-    status = reply.status if isinstance(reply, Answer) else 200
-    if prepared.record is not None:
-        prepared.record.headers, prepared.record.status = reply.headers, status
-    if isinstance(reply, Stream):
-        return Stream(frames=_accounted(sluice, prepared, reply, report=wanted, ticket=ticket), headers=headers)
-    ok = status < 400
-    if ok and ticket is not None:
-        ticket.settle(reply.usage, estimate=prepared.report.tokens_out + len(reply.body) // 4)
-    _finished(sluice, prepared, outcome=outcome_of(status), usage=reply.usage)
-    # A streamed answer's headers are gone before the engine knows these.
-    headers |= {f"x-promptsluice-tokens-{name}": str(getattr(prepared.report, name)) for name in _KNOWN_AT_THE_END}
-    body = spliced(reply.body, "promptsluice", prepared.report.to_wire()) if wanted and ok else reply.body
-    return Answer(body=body, status=reply.status, headers=headers, usage=reply.usage)
-
-
-async def _accounted(
-    sluice: Sluice, prepared: Begun, reply: Stream, *, report: bool, ticket: Ticket | None
-) -> AsyncGenerator[Frame, None]:
-    """Pass the frames on and keep the books: first token, usage, how it ended. The report rides on the last frame."""
-    outcome = "cancelled"
-    usage: Usage | None = None
-    written = Written()
-    waited_s = 0.0
-    broken: Exception | None = None
-    held: Frame | None = None
-    try:
-        async with aclosing(reply.frames) as frames:
-            async for item in frames:
-                usage = item.usage or usage
-                if item.content:
-                    if not written.tokens:
-                        waited_s = _first_token(sluice, prepared)
-                    written.add(item.data)
-                if item.failed:
-                    outcome = "failed"
-                if held is not None and item.data:
-                    yield held
-                    held = None
-                if report and item.data and not item.failed:
-                    held = replace(item, more=False)  # the next one may be long in coming
-                else:
-                    yield item
-        if held is not None:
-            yield replace(held, data=spliced(held.data, "promptsluice", prepared.report.to_wire()), usage=None)
-        outcome = "ok" if outcome != "failed" else outcome
-        if written.tokens and outcome == "ok":
-            _learned(sluice, prepared, waited_s, usage)
-    except Exception as error:
-        outcome, broken = "failed", error
-        if held is not None:
-            yield held
-        raise
-    finally:
-        _finished(sluice, prepared, outcome=outcome, usage=usage, error=broken)
-        # Who leaves in the middle pays for what there was until then.
-        if ticket is not None and (usage is not None or written.tokens):
-            ticket.settle(usage, estimate=prepared.report.tokens_out + written.tokens)
-
-
-def _first_token(sluice: Sluice, prepared: Begun) -> float:
-    """Enter it in the books; the seconds that it took since the request came."""
-    seconds = time.perf_counter() - prepared.began
-    sluice.metrics.first_token(prepared.resolution.model, prepared.report, seconds)
-    sluice.metrics.genai.first_token(_who(sluice, prepared), seconds)
-    first_token(seconds)
-    if prepared.record is not None:
-        prepared.record.ttft_s = seconds
-    return seconds
-
-
-def _learned(sluice: Sluice, prepared: Begun, waited_s: float, usage: Usage | None) -> None:
-    """Tell a backend that measures nothing itself how long it took to its first token, for the tokens not cached.
-
-    An answer that was given again brings no usage, and says nothing of the backend.
-    """
-    backend = sluice.backends.get(prepared.report.backend)
-    if usage is not None and backend is not None and backend.prefill_cost() is None:
-        fresh = usage.prompt_tokens - usage.cached_tokens
-        backend.ledger.ran("prefill", tokens=fresh, ms=1000 * waited_s - prepared.report.overhead_ms)
-
-
-def _finished(
-    sluice: Sluice, prepared: Begun, *, outcome: str, usage: Usage | None = None, error: Exception | None = None
-) -> None:
-    model, report = prepared.resolution.model, prepared.report
-    seconds = time.perf_counter() - prepared.began
-    sluice.metrics.finished(model, report, outcome=outcome, usage=usage)
-    sluice.metrics.genai.finished(_who(sluice, prepared), outcome=outcome, seconds=seconds, usage=usage)
-    finished(report, model=sluice.metrics.known(model), outcome=outcome, usage=usage)
-    if prepared.record is not None:
-        if isinstance(error, PromptsluiceError):
-            prepared.record.failed(error)
-        sluice.rooms.records.finished(prepared.record, outcome=outcome, usage=usage)
+    return dispatched(*who(sluice, prepared), stream=call.stream)

@@ -11,12 +11,13 @@ from starlette.responses import Response
 
 from ..prompt import BadRequest, Report
 from ..prompt.jsontext import decode_text, parse
+from .accounts import Begun, with_account
 from .backends.base import Answer, Stream, TextCall, estimated_tokens
 from .caller import Caller
 from .deps import House, Known
 from .house import Sluice
 from .keys.spending import longest_answers, reserve
-from .pipeline import Begun, asked, available, check_routing_fields, replied, with_account
+from .pipeline import asked, available, check_routing_fields, replied
 from .recording import recorded
 from .stream import EventStream
 

@@ -15,13 +15,14 @@ from starlette.responses import Response
 from ..policies.keyring import require_model
 from ..prompt import BadRequest, ContextTooLong, Report, Usage
 from ..prompt.jsontext import decode_text, parse, splice
+from .accounts import Begun, with_account
 from .backends.base import Answer, Asked, Backend
 from .bodies import MAX_DEPTH, Body, read_body
 from .caller import Caller
 from .deps import House, Known
 from .house import Sluice
 from .keys.spending import reserve
-from .pipeline import Begun, asked, check_routing_fields, replied, with_account
+from .pipeline import asked, check_routing_fields, replied
 from .wire import dumps
 
 router = APIRouter()

@@ -10,6 +10,7 @@ from ..policies import Plan
 from ..prompt import BadRequest, Prompt, Report
 from ..prompt.jsontext import decode_text, parse
 from . import pipeline
+from .accounts import Begun, with_account
 from .backends.base import Answer, Backend, MessagesCall, Stream
 from .caller import Caller
 from .deps import House, Known
@@ -59,7 +60,7 @@ async def create_message(request: Request, sluice: House, caller: Known) -> Resp
     reply = await pipeline.replied(
         sluice, prepared, call, ask=lambda backend, one: _ask(sluice, backend, one, asked.chat)
     )
-    reply = pipeline.with_account(sluice, prepared, reply, caller)
+    reply = with_account(sluice, prepared, reply, caller)
     headers = {**reply.headers, "request-id": caller.request_id}
     if isinstance(reply, Answer):
         return Response(reply.body, reply.status, headers, media_type="application/json")
@@ -79,7 +80,7 @@ async def count_tokens(request: Request, sluice: House, caller: Known) -> Respon
         asked.chat.refuse()
         tokens = await sluice.readers.run(lambda: backend.count_prompt(asked.prompt))
         return Response(dumps({"input_tokens": tokens}), media_type="application/json")
-    begun = pipeline.Begun(resolution=resolution, report=Report(), began=began)
+    begun = Begun(resolution=resolution, report=Report(), began=began)
     reply = await backend.converse(_call(asked, begun, caller, prompt=asked.prompt, path="/messages/count_tokens"))
     assert isinstance(reply, Answer), "nothing was asked to be streamed"
     return Response(reply.body, reply.status, dict(reply.headers), media_type="application/json")
@@ -104,7 +105,7 @@ def _parsed(raw: bytes, max_depth: int, counting: bool) -> _Asked:
 
 def _call(
     asked: _Asked,
-    begun: pipeline.Begun,
+    begun: Begun,
     caller: Caller,
     *,
     prompt: Prompt,

@@ -1,0 +1,144 @@
+"""The books of requests: who they are for metrics and traces, when they began to be answered, how they ended."""
+
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+
+from ..policies import Resolution
+from ..prompt import PromptsluiceError, Report, Usage
+from .backends.base import Answer, Frame, Stream
+from .caller import Caller
+from .house import Sluice
+from .keys.spending import Written
+from .keys.ticket import Ticket
+from .observed import finished, first_token
+from .observed import replied as answered
+from .recall import HEADER as RECALLED
+from .recording import outcome_of
+from .records import Record
+from .wire import spliced
+
+_KNOWN_AT_THE_END = ("cached", "loaded", "blended", "reused", "recomputed")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Begun:
+    """A request whose books are kept. `began` is the reading of time.perf_counter when it arrived; `record` is what the
+    page shows of it."""
+
+    resolution: Resolution
+    report: Report
+    began: float
+    record: Record | None = None
+    operation: str = "text_completion"
+    """What it is, by its name in OpenTelemetry's conventions for generative AI."""
+
+
+def who(sluice: Sluice, prepared: Begun) -> tuple[str, str, str]:
+    """Operation, provider and model, as the conventions for generative AI name them."""
+    spec = sluice.policy_set.backends.get(prepared.report.backend or prepared.resolution.backend)
+    provider = "openai" if spec is not None and spec.kind == "openai" else "promptsluice"
+    return prepared.operation, provider, sluice.metrics.known(prepared.resolution.model)
+
+
+def with_account(sluice: Sluice, prepared: Begun, reply: Answer | Stream, caller: Caller) -> Answer | Stream:
+    """The same reply with its headers, its entry in the metrics and, where asked for, its report."""
+    headers = {**reply.headers, **prepared.report.headers()}
+    wanted = caller.wants_report
+    ticket = None if headers.get(RECALLED) == "hit" else caller.ticket  # which costs nothing
+    answered(stream=isinstance(reply, Stream))
+    status = reply.status if isinstance(reply, Answer) else 200
+    if prepared.record is not None:
+        prepared.record.headers, prepared.record.status = reply.headers, status
+    if isinstance(reply, Stream):
+        return Stream(frames=_accounted(sluice, prepared, reply, report=wanted, ticket=ticket), headers=headers)
+    ok = status < 400
+    if ok and ticket is not None:
+        ticket.settle(reply.usage, estimate=prepared.report.tokens_out + len(reply.body) // 4)
+    ended(sluice, prepared, outcome=outcome_of(status), usage=reply.usage)
+    # A streamed answer's headers are gone before the engine knows these.
+    headers |= {f"x-promptsluice-tokens-{name}": str(getattr(prepared.report, name)) for name in _KNOWN_AT_THE_END}
+    body = spliced(reply.body, "promptsluice", prepared.report.to_wire()) if wanted and ok else reply.body
+    return Answer(body=body, status=reply.status, headers=headers, usage=reply.usage)
+
+
+async def _accounted(
+    sluice: Sluice, prepared: Begun, reply: Stream, *, report: bool, ticket: Ticket | None
+) -> AsyncGenerator[Frame, None]:
+    """Pass the frames on and keep the books: first token, usage, how it ended. The report rides on the last frame."""
+    outcome = "cancelled"
+    usage: Usage | None = None
+    written = Written()
+    waited_s = 0.0
+    broken: Exception | None = None
+    held: Frame | None = None
+    try:
+        async with aclosing(reply.frames) as frames:
+            async for item in frames:
+                usage = item.usage or usage
+                if item.content:
+                    if not written.tokens:
+                        waited_s = _first_token(sluice, prepared)
+                    written.add(item.data)
+                if item.failed:
+                    outcome = "failed"
+                if held is not None and item.data:
+                    yield held
+                    held = None
+                if report and item.data and not item.failed:
+                    held = replace(item, more=False)  # the next one may be long in coming
+                else:
+                    yield item
+        if held is not None:
+            yield replace(held, data=spliced(held.data, "promptsluice", prepared.report.to_wire()), usage=None)
+        outcome = "ok" if outcome != "failed" else outcome
+        if written.tokens and outcome == "ok":
+            _learned(sluice, prepared, waited_s, usage)
+    except Exception as error:
+        outcome, broken = "failed", error
+        if held is not None:
+            yield held
+        raise
+    finally:
+        ended(sluice, prepared, outcome=outcome, usage=usage, error=broken)
+        # Who leaves in the middle pays for what there was until then.
+        if ticket is not None and (usage is not None or written.tokens):
+            ticket.settle(usage, estimate=prepared.report.tokens_out + written.tokens)
+
+
+def _first_token(sluice: Sluice, prepared: Begun) -> float:
+    """Enter it in the books; the seconds that it took since the request came."""
+    seconds = time.perf_counter() - prepared.began
+    sluice.metrics.first_token(prepared.resolution.model, prepared.report, seconds)
+    sluice.metrics.genai.first_token(who(sluice, prepared), seconds)
+    first_token(seconds)
+    if prepared.record is not None:
+        prepared.record.ttft_s = seconds
+    return seconds
+
+
+def _learned(sluice: Sluice, prepared: Begun, waited_s: float, usage: Usage | None) -> None:
+    """Tell a backend that measures nothing itself how long it took to its first token, for the tokens not cached.
+
+    An answer that was given again brings no usage, and says nothing of the backend.
+    """
+    backend = sluice.backends.get(prepared.report.backend)
+    if usage is not None and backend is not None and backend.prefill_cost() is None:
+        fresh = usage.prompt_tokens - usage.cached_tokens
+        backend.ledger.ran("prefill", tokens=fresh, ms=1000 * waited_s - prepared.report.overhead_ms)
+
+
+def ended(
+    sluice: Sluice, prepared: Begun, *, outcome: str, usage: Usage | None = None, error: Exception | None = None
+) -> None:
+    """Enter in all books how a request ended: ok, failed, refused, cancelled."""
+    model, report = prepared.resolution.model, prepared.report
+    seconds = time.perf_counter() - prepared.began
+    sluice.metrics.finished(model, report, outcome=outcome, usage=usage)
+    sluice.metrics.genai.finished(who(sluice, prepared), outcome=outcome, seconds=seconds, usage=usage)
+    finished(report, model=sluice.metrics.known(model), outcome=outcome, usage=usage)
+    if prepared.record is not None:
+        if isinstance(error, PromptsluiceError):
+            prepared.record.failed(error)
+        sluice.rooms.records.finished(prepared.record, outcome=outcome, usage=usage)
