@@ -135,6 +135,13 @@ def twofold_linear(weight: Tensor, bias: Tensor | None) -> Linear:
     return TwofoldLinear(PackedLinear(packed, bias), weight)
 
 
+def onednn_serves(dtype: torch.dtype) -> bool:
+    """Whether oneDNN has products for a dtype on this CPU: those of bfloat16 need AVX-512 or what came after it."""
+    if not torch.backends.mkldnn.is_available():
+        return False
+    return dtype is not torch.bfloat16 or torch.ops.mkldnn._is_mkldnn_bf16_supported()
+
+
 def float_forms(dtype: torch.dtype, device: torch.device, *, nbytes: int = 0, native: bool = False) -> Forms:
     """The fastest forms of unquantized matrices that there are for a dtype on a device. `nbytes`: of all of them.
 
@@ -142,7 +149,7 @@ def float_forms(dtype: torch.dtype, device: torch.device, *, nbytes: int = 0, na
     """
     both = nbytes <= BOTH_LAYOUTS_BYTES
     packs = dtype in (torch.float32, torch.bfloat16) if both else dtype is torch.bfloat16 and not native
-    packed = packs and device.type == "cpu" and torch.backends.mkldnn.is_available()
+    packed = packs and device.type == "cpu" and onednn_serves(dtype)
     linear = (twofold_linear if native else packed_linear) if packed else PlainLinear
 
     def ends(embedding: Tensor, head: Tensor | None) -> tuple[Table, Linear]:

@@ -43,7 +43,7 @@ inline void scores_of(const float *const (&queries)[MOST_GROUP], const Stored *k
             Vec key = load(k + places[j] + d);
             hold(key);
 #pragma GCC unroll 4
-            for (int h = 0; h < HEADS; h++) sums[h][j] += query[h] * key;
+            for (int h = 0; h < HEADS; h++) sums[h][j] = fused(query[h], key, sums[h][j]);
         }
     }
 #pragma GCC unroll 4
@@ -75,7 +75,7 @@ inline void add_values(const float (*weights)[BLOCK_KEYS], const Stored *v, cons
 #pragma GCC unroll 4
         for (int h = 0; h < HEADS; h++)
 #pragma GCC unroll 4
-            for (int i = 0; i < VECS; i++) sums[h][i] += all(weights[h][j]) * value[i];
+            for (int i = 0; i < VECS; i++) sums[h][i] = fused(all(weights[h][j]), value[i], sums[h][i]);
     }
 #pragma GCC unroll 4
     for (int h = 0; h < HEADS; h++)

@@ -31,7 +31,7 @@ struct Kind<float> {
     typedef Vec Loaded;
     static Loaded weights(const float *from) { return load(from); }
     static Loaded inputs(const Input *from) { return load(from); }
-    static void add(Sum &sums, Loaded weights, Loaded inputs) { sums += weights * inputs; }
+    static void add(Sum &sums, Loaded weights, Loaded inputs) { sums = fused(weights, inputs, sums); }
     static Vec total(Sum sums) { return sums; }
 };
 
@@ -49,8 +49,8 @@ struct Kind<Bf16> {  // a pair of weights is a 32-bit word; inputs at even place
     }
     static Loaded inputs(const Input *from) { return {load(from), load(from + LANES)}; }
     static void add(Sum &sums, Loaded weights, Loaded inputs) {
-        sums += weights.even * inputs.even;
-        sums += weights.odd * inputs.odd;
+        sums = fused(weights.even, inputs.even, sums);
+        sums = fused(weights.odd, inputs.odd, sums);
     }
     static Vec total(Sum sums) { return sums; }
 };
@@ -157,7 +157,7 @@ inline void tile_into(const Matrix &matrix, const Rows<Weight> &rows, long outpu
         float bias = matrix.bias ? matrix.bias[output + o] : 0.0f;
         for (int r = 0; r < ROWS; r++) {
             float step = rows.steps ? rows.steps[r] : 1.0f;
-            out[r * stride + o] = sums[r][o] * (scale * step) + bias;
+            out[r * stride + o] = fused(sums[r][o], scale * step, bias);
         }
     }
 }

@@ -15,7 +15,7 @@ enum Stage { QKV, ATTEND, OUT, GATE_UP, DOWN, STAGES };
 
 void rms_norm(const float *x, const float *weight, long size, float eps, float *out) {
     Vec squares{};
-    for (long at = 0; at < size; at += LANES) squares += load(x + at) * load(x + at);
+    for (long at = 0; at < size; at += LANES) squares = fused(load(x + at), load(x + at), squares);
     float factor = 1.0f / std::sqrt(sum(squares) / size + eps);
     for (long at = 0; at < size; at += LANES) store(out + at, load(x + at) * factor * load(weight + at));
 }

@@ -1,5 +1,5 @@
-// Vectors as wide as the machine's registers, by the vector extensions of GCC and clang. The one instruction that these
-// cannot say, products of 16-bit integers added up in pairs, is named for x86.
+// Vectors as wide as the machine's registers, by the vector extensions of GCC and clang. What these cannot say is named
+// for each machine: a product and a sum rounded once, and for x86 products of 16-bit integers added up in pairs.
 #pragma once
 
 #include <cstdint>
@@ -8,6 +8,8 @@
 
 #if defined(__SSE2__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 #if defined(__AVX512BW__)
@@ -54,6 +56,28 @@ inline void store(Bf16 *to, Vec value) {  // to the nearest, ties to even, as to
 }
 
 inline Vec all(float value) { return value - Vec{}; }
+
+// a * b + c, rounded once where the machine can. Said by name where rows are added up: left to itself a compiler rounds
+// once in one shape of a tile and twice in another (GCC avoids chains of such instructions on some processors).
+inline Vec fused(Vec a, Vec b, Vec c) {
+#if defined(__AVX512BW__)
+    return (Vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__AVX2__) && defined(__FMA__)
+    return (Vec)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__aarch64__)
+    return (Vec)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+#else
+    return a * b + c;
+#endif
+}
+
+inline float fused(float a, float b, float c) {
+#if defined(__FMA__) || defined(__aarch64__)
+    return __builtin_fmaf(a, b, c);
+#else
+    return a * b + c;
+#endif
+}
 
 // Keeps a value in a register, where a compiler would load it from memory again for each use.
 template <class Value>

@@ -21,6 +21,7 @@ import httpx
 from ...policies.schema import OpenAIBackend as UpstreamSpec
 from ...prompt import Overloaded, Prompt, PromptsluiceError, UpstreamError, UpstreamTimeout, Usage
 from ...prompt.jsontext import splice
+from ..edge import log
 from ..wire import EventSplitter
 from .base import (
     ATTEMPTS_HEADER,
@@ -210,6 +211,7 @@ class UpstreamBackend(Backend):
             if not isinstance(error.__cause__, httpx.PoolTimeout):  # which is our own limit
                 server.failed()
             raise
+        log.debug("request %s: %s answered %d", headers["x-request-id"], self.name, response.status_code)
         rest = retry_after_s(response.headers)
         if response.status_code in _RETRIED_STATUS and rest is None:
             server.failed()

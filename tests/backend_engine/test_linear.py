@@ -60,7 +60,8 @@ def test_the_cpu_packs_what_it_has_products_for() -> None:
     assert float_forms(torch.bfloat16, torch.device("cuda")).linear is PlainLinear
     assert float_forms(torch.float32, cpu, nbytes=3 << 30).linear is PlainLinear
     half = float_forms(torch.bfloat16, cpu).linear(weight.bfloat16(), None)
-    assert isinstance(half, PackedLinear) and half.single is None
+    packed = isinstance(half, PackedLinear) and half.single is None
+    assert packed is torch.ops.mkldnn._is_mkldnn_bf16_supported(), "without them oneDNN refuses at the first product"
     x = torch.randn(3, 24).bfloat16()
     torch.testing.assert_close(half(x).double(), x.double() @ weight.bfloat16().double().T, rtol=1e-2, atol=1e-2)
 
@@ -68,7 +69,7 @@ def test_the_cpu_packs_what_it_has_products_for() -> None:
 @needs_fbgemm
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("biased", [False, True])
-@pytest.mark.parametrize("steps", [STEPS, STEPS_WITHOUT_VNNI])
+@pytest.mark.parametrize("steps", [STEPS] * torch.cpu._is_vnni_supported() + [STEPS_WITHOUT_VNNI])
 def test_int8_is_the_product_with_the_rounded_weights(rows: int, biased: bool, steps: int) -> None:
     """Weights are off by half a step at most, and activations keep 14 bits (12 without VNNI) of a row's largest."""
     weight, bias = matrix(120, 72, biased=biased)

@@ -25,7 +25,7 @@ default_policy: recognise
 backends: {{local: {{kind: embedded, model: {model}, kv_memory: 512MiB, dtype: float32}}}}
 kv_cache: {{path: {root}/kv, ram: 256MiB}}
 policies:
-  recognise: {{extends: off, reuse: {{mode: blend}}}}
+  recognise: {{extends: off, reuse: {{mode: blend}}, allow_client_policy: [plain]}}
   plain: {{extends: off}}
 """
 TOPICS = {
