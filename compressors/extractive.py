@@ -1,6 +1,7 @@
 """The extractive compressor: whole sentences, list items and blocks, chosen by their relevance to the question."""
 
 import itertools
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -17,8 +18,11 @@ from .rebuild import Rebuilder
 from .result import FAILED_NOTE, LATE_NOTE, Rewrite, Span
 from .sentences import TURN, Unit, units_of
 
+_log = logging.getLogger(__name__)
+
 _FIRST_BATCH, _BATCH = 16, 64
 _KNOWN = 0.2  # of what is asked: with fewer of its words in a text, words say little about what answers
+_HEADING = 200  # characters of a heading count for what stands under it
 _OF_DOCUMENT = 0.3  # of its best unit's score goes to each unit of a segment
 # After the prefix that fits, so many of the next best are tried in the room that is left.
 _FILLERS = 12
@@ -115,15 +119,23 @@ class _Selection:
             return self._by_meaning()
         words = Words([self._in_context(i) for i in range(len(self._units))])
         if by == "auto" and self._context.embed is not None and question and words.known(question) < _KNOWN:
-            judged = self._by_meaning()
-            if judged.seen == len(self._units):
-                return judged
+            judged = self._meaning_if_any()
+            if judged is not None and (judged.seen == len(self._units) or self._context.expired()):
+                return judged  # what was not judged when the time was over stays
         return self._by_words(words)
 
     def _in_context(self, i: int) -> str:
         """A unit with the heading that it stands under, which often names what the unit calls "it"."""
         above = self._sections[i]
-        return self._text(i) if above is None else f"{self._text(above)} {self._text(i)}"
+        return self._text(i) if above is None else f"{self._text(above)[:_HEADING]} {self._text(i)}"
+
+    def _meaning_if_any(self) -> _Judged | None:
+        """None where the embedder cannot be had: words say less, but something."""
+        try:
+            return self._by_meaning()
+        except Exception as error:  # noqa: BLE001 - an embedder may raise anything; it is logged
+            _log.warning("no embedder for extractive, which goes by words: %s", type(error).__name__)
+            return None
 
     def _by_words(self, words: Words) -> _Judged:
         vectors = normalized(words.vectors())

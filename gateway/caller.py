@@ -43,5 +43,5 @@ class Caller:
 def caller_of(headers: Mapping[str, str], *, request_id: str, path: str = "") -> Caller:
     """The caller of an HTTP request; the key comes from `Authorization: Bearer` or, as some SDKs do it, `x-api-key`."""
     scheme, _, token = headers.get("authorization", "").partition(" ")
-    key = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+    key = (token.strip() if scheme.lower() == "bearer" else "") or headers.get("x-api-key", "")
     return Caller(request_id=request_id, headers=headers, api_key=key or None, path=path)

@@ -1,6 +1,7 @@
 """What routes depend on: the wired house and a caller whose key is known."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from typing import Annotated
 
 from fastapi import Depends, Request
@@ -27,8 +28,9 @@ async def _known(request: Request, sluice: House) -> Caller:
     caller: Caller | None = request.scope["state"].get("caller")
     if caller is None:
         stranger = caller_of(request.headers, request_id=request.state.request_id, path=request.url.path)
-        caller = identified(sluice, stranger, scope="inference", what=request.url.path[:200])
-    return caller
+        return identified(sluice, stranger, scope="inference", what=request.url.path[:200])
+    # Its body may have been long in coming: what counts is the file in force now.
+    return replace(caller, key=sluice.policy_set.keys.authenticated(caller.api_key))
 
 
 Known = Annotated[Caller, Depends(_known)]

@@ -104,12 +104,19 @@ def passed_over(prompt: Prompt, *, reason: str, why: str) -> Optimized:
 
 
 def optimized(
-    prompt: Prompt, policy: Policy, tools: Tools, *, request_id: str, scope: str, fail_closed: bool = False
+    prompt: Prompt,
+    policy: Policy,
+    tools: Tools,
+    *,
+    request_id: str,
+    scope: str,
+    fail_closed: bool = False,
+    wanted: Callable[[], bool] = lambda: True,
 ) -> Optimized:
     """Carry out a policy. Never raises for what a prompt holds or for a step that fails.
 
     `scope` is whose earlier turns are remembered, and by which rules they were rewritten; `fail_closed`: nothing is
-    sent, and so nothing remembered, where a step fails.
+    sent, and so nothing remembered, where a step fails. `wanted` says at the end whether somebody still waits for it.
     """
     run = _Run(prompt, policy, tools, request_id, scope)
     run.attempt("protect", run.protect)
@@ -123,7 +130,7 @@ def optimized(
             run.attempt(step.name, lambda step=step: run.compress(step))
     if policy.originals is not None and tools.keep is not None:
         run.attempt("originals", run.keep_originals)
-    if not (fail_closed and run.out.failed):
+    if wanted() and not (fail_closed and run.out.failed):
         run.attempt("remember", lambda: tools.turns.remember(prompt, run.out.prompt, scope=scope))
     if tools.generate is not None:
         run.out.side = tools.generate.usage
@@ -237,7 +244,7 @@ class _Run:
             saved_ms=saved_ms,
             note=result.note,
         )
-        if before and time.monotonic() < self._deadline:
+        if before and not result.trouble and time.monotonic() < self._deadline:
             ms = self.out.steps[-1].ms
             self._tools.ledger.ran(step.cost_name, tokens=before, ms=ms, predicted_ms=step.predicted_ms)
             self._tools.ledger.left(step.cost_name, expected=step.asked_rate, real=after / before)

@@ -5,6 +5,7 @@ the route says `on_failure: closed` the request ends there.
 """
 
 import asyncio
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -211,9 +212,14 @@ async def _optimized(
     policy = resolution.policy
     scope = scope_of("request", tenant, resolution.backend, policy)
 
+    awaited = threading.Event()
+    awaited.set()
+
     def work() -> tuple[Optimized, Outline | None]:
         closed = resolution.fail_closed
-        outcome = optimized(prompt, policy, tools, request_id=request_id, scope=scope, fail_closed=closed)
+        outcome = optimized(
+            prompt, policy, tools, request_id=request_id, scope=scope, fail_closed=closed, wanted=awaited.is_set
+        )
         return outcome, outline_of(sluice, record, outcome)
 
     try:
@@ -222,6 +228,7 @@ async def _optimized(
             timeout_s=max(_OPTIMIZE_S, policy.rewrite_timeout or 0),
         )
     except (TimeoutError, Overloaded) as error:
+        awaited.clear()
         late = isinstance(error, TimeoutError)
         outcome = passed_over(prompt, reason="late" if late else "no free worker", why=LATE if late else BUSY)
         outline = outline_of(sluice, record, outcome)

@@ -5,13 +5,14 @@ Off the request's way: one thread, few places, and nothing is begun while prompt
 
 import asyncio
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ..policies import Resolution
+from ..policies import CostModel, Ledger, Resolution
 from ..prompt import Overloaded, Prompt, ShadowReport
 from .edge import log
 from .observed import unobserved
-from .optimization import optimized
+from .optimization import Tools, optimized
 from .turns import scope_of
 from .workers import Workers
 
@@ -64,13 +65,18 @@ async def _held(sluice: "Sluice", done: "asyncio.Future[None]") -> None:
         await asyncio.wait({done})
 
 
+def _tools(sluice: "Sluice", backend: str) -> Tools:
+    """What a request has, but it teaches nobody what work costs: a shadow goes without models on the side."""
+    return replace(sluice.tools(backend), ledger=Ledger(CostModel()))
+
+
 def _carry_out(
     sluice: "Sluice", prompt: Prompt, resolution: Resolution, report: ShadowReport, request_id: str, scope: str
 ) -> None:
     """On the thread. What breaks in a step is in the report, as for any request."""
     began = time.perf_counter()
     policy = sluice.policy_set.policy(report.policy)
-    outcome = optimized(prompt, policy, sluice.tools(resolution.backend), request_id=request_id, scope=scope)
+    outcome = optimized(prompt, policy, _tools(sluice, resolution.backend), request_id=request_id, scope=scope)
     report.tokens_in = outcome.tokens_in
     report.tokens_out = outcome.tokens_in + outcome.retrieved - outcome.pruned
     report.steps, report.failed = outcome.steps, outcome.failed

@@ -7,7 +7,9 @@ that look only at what stands before a segment.
 """
 
 import hashlib
+import itertools
 import json
+import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +20,8 @@ from ..policies import Policy
 from ..prompt import Path, Prompt, Segment
 
 _NODE_BYTES = 256  # of a message that was left as it came: its digest and the books
-_CHAR_BYTES = 2
+_PIECE_BYTES = 128
+_SHARE = 8  # a prompt may take an eighth of the memory: else one would have all others forgotten
 _DIGEST = 16
 
 
@@ -37,8 +40,9 @@ class _Sent:
 
     @property
     def size(self) -> int:
-        texts = (piece.text for pieces in self.leaves.values() for piece in pieces)
-        return _NODE_BYTES + sum(_CHAR_BYTES * len(text) for text in texts if text is not None)
+        pieces = [piece for leaf in self.leaves.values() for piece in leaf]
+        texts = sum(sys.getsizeof(piece.text) for piece in pieces if piece.text is not None)
+        return _NODE_BYTES + _PIECE_BYTES * len(pieces) + texts
 
 
 class Turns:
@@ -94,6 +98,10 @@ class Turns:
                 pieces = tuple(_piece(segment) for segment in segments)
                 changed.setdefault(segments[0].message, {})[path[2:]] = pieces
         fresh = [(key, _Sent(changed.get(i, {}))) for i, key in enumerate(_chain(came, scope))]
+        room = itertools.accumulate(node.size for _, node in fresh)
+        fresh = [
+            one for one, size in zip(fresh, room, strict=True) if size <= max(self._most // _SHARE, _NODE_BYTES * 2)
+        ]
         with self._lock:
             for key, node in reversed(fresh):  # a beginning is forgotten after what follows it
                 known = self._sent.pop(key, None)

@@ -217,7 +217,7 @@ class Decider:
     def _too_much(self, method: Method, tokens: int, lost: int, left: Allowance) -> Reason | None:
         """Why a method does not fit into what is left of the budget; None when it does."""
         budget = self.policy.budget
-        if lost > left.tokens:
+        if lost > 0 and lost > left.tokens:
             return Reason("budget_removed", f"would take more than {budget.max_removed:.0%} of the prompt (budget)")
         if self.costs.compress_ms(method.compressor.cost_name, tokens) > left.ms:
             return Reason("budget_ms", f"would cost more than is left of {budget.rewrite_ms:g} ms (budget)")

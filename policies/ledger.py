@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from .costs import CostModel, Line, Measurement
 
 _KEPT = 48  # of each kind of work: a fit looks at all pairs of them
-_ENOUGH = 3  # one run may have loaded a model first
+_ENOUGH = 5  # one run may have loaded a model first, and then half of all pairs of four would be wrong
 _SPREAD = 2.0  # the largest prompt seen by the smallest; below that a wait before the first token looks like prefill
 _ENOUGH_PROMPTS = 8
 _FORGOTTEN_S = 900.0  # a method that once looked too dear would never be tried, and so never measured, again
@@ -35,7 +35,7 @@ class Ledger:
         self._base = base
         self._clock = clock
         self._seen: defaultdict[str, deque[_Seen]] = defaultdict(lambda: deque(maxlen=_KEPT))
-        self._missed: dict[str, float] = {}
+        self._missed: dict[str, tuple[float, float]] = {}  # and when it was seen
         self._told: defaultdict[str, tuple[float, float]] = defaultdict(lambda: (0.0, 0.0))
         self._stale = True
         self._costs = base
@@ -57,8 +57,9 @@ class Ledger:
         """A compressor left the share `real` of its tokens where `expected` was predicted before any learning."""
         missed = (real - expected) / (1.0 - expected) if expected < 1.0 else 0.0
         with self._lock:
-            before = self._missed.get(method, 0.0)
-            self._missed[method] = before + _LEARNED * (min(1.0, max(0.0, missed)) - before)
+            before, _ = self._missed.get(method, (0.0, 0.0))
+            now = before + _LEARNED * (min(1.0, max(0.0, missed)) - before)
+            self._missed[method] = now, self._clock()
             self._stale = True
 
     def costs(self) -> CostModel:
@@ -79,10 +80,13 @@ class Ledger:
         for seen in self._seen.values():
             while seen and now - seen[0].at > _FORGOTTEN_S:
                 seen.popleft()
+        self._missed = {what: one for what, one in self._missed.items() if now - one[1] <= _FORGOTTEN_S}
 
     def _fitted(self) -> CostModel:
         enough = [one.measured for what, seen in self._seen.items() if _says_enough(what, seen) for one in seen]
-        return replace(self._base.calibrate(enough), missed=dict(self._missed))
+        return replace(
+            self._base.calibrate(enough), missed={what: missed for what, (missed, _) in self._missed.items()}
+        )
 
 
 def _says_enough(what: str, seen: deque[_Seen]) -> bool:

@@ -114,14 +114,16 @@ def _rewritten(config: Path, change: Callable[[str], str]) -> None:
     text = change(read_policy_text(config))
     target = config.resolve()
     try:
-        mode = target.stat().st_mode & 0o777
+        before = target.stat()
         handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
         try:
             with os.fdopen(handle, "wb") as file:
                 file.write(text.encode())
                 file.flush()
                 os.fsync(file.fileno())
-            Path(temporary).chmod(mode)
+            if (before.st_uid, before.st_gid) != (os.geteuid(), os.getegid()):
+                os.chown(temporary, before.st_uid, before.st_gid)  # else the gateway could not read it any more
+            Path(temporary).chmod(before.st_mode & 0o777)
             Path(temporary).replace(target)
         except BaseException:
             Path(temporary).unlink(missing_ok=True)

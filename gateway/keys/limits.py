@@ -28,6 +28,10 @@ class Limit:
             return max(0.0, spent - (now - at) * self.most / self.period_s)
         return spent if now // self.period_s == at // self.period_s else 0.0
 
+    def standing(self, reserved: int, at: float, now: float) -> int:
+        """How much of what was taken at the time `at` still counts now: no more than that can be given back."""
+        return int(self.spent_now(reserved, min(at, now), now))
+
     def reset_s(self, spent: float, now: float) -> float:
         """Until all of it is there again."""
         if self.sliding:

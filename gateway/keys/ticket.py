@@ -1,5 +1,6 @@
 """One request's account: what it has taken of its key's limits, until it ends and pays for what it used."""
 
+import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -32,6 +33,7 @@ class Ticket:
     _requests: Taken | None = None
     _tokens: Taken | None = None
     _reserved: int = 0
+    _reserved_at: float = 0.0
     _used: int = 0
     _levels: dict[str, Level] = field(default_factory=dict)
 
@@ -71,7 +73,7 @@ class Ticket:
         wanted = prompt if prompt > least else min(prompt + output, least)
         amounts = [(limit, wanted) for limit in limits]
         self._tokens = self._checked(await self.counters.take(self.name, amounts), amounts)
-        self._reserved = wanted
+        self._reserved, self._reserved_at = wanted, time.time()
 
     def settle(self, usage: Usage | None, *, estimate: int) -> None:
         """Say what was used; `estimate` counts where the backend does not tell."""
@@ -85,8 +87,10 @@ class Ticket:
         self.metrics.ended(self.name)
         self.metrics.charged(self.name, self._used)
         if self._tokens is not None:
+            now, more = time.time(), self._used - self._reserved
             limits = [level.limit for level in self._tokens.levels]
-            self._tokens.counters.finish(self.name, [(limit, self._used - self._reserved) for limit in limits])
+            back = [max(more, -limit.standing(self._reserved, self._reserved_at, now)) for limit in limits]
+            self._tokens.counters.finish(self.name, list(zip(limits, back, strict=True)))
         if self._place is not None and self._requests is not None:
             self._requests.counters.finish(self.name, (), self._place)
 

@@ -211,6 +211,30 @@ def test_meaning_that_would_come_too_late_is_replaced_by_words(
     assert result.changes[-1].rate <= 0.5
 
 
+def test_an_embedder_that_cannot_be_had_leaves_words(context: Make, prompt_of: PromptOf) -> None:
+    def broken(texts: Sequence[str]) -> NDArray[np.float32]:
+        raise OSError("no such model")
+
+    prompt = asked_of(prompt_of, WORDED, "Wann kommt mein Geld zurück?")
+    result = create("extractive", {"target_rate": 0.2}).compress(prompt, context=context(embed=broken))
+    assert result.note == ""
+    assert 0 < result.changes[-1].rate <= 0.2
+
+
+def test_an_embedder_that_takes_all_the_time_cuts_nothing(context: Make, prompt_of: PromptOf) -> None:
+    now = 0.0
+
+    def loads_first(texts: Sequence[str]) -> NDArray[np.float32]:
+        nonlocal now
+        now += 5.0
+        return np.ones((len(texts), 4), dtype=np.float32)
+
+    prompt = asked_of(prompt_of, WORDED, "Wann kommt mein Geld zurück?")
+    result = create("extractive").compress(prompt, context=context(embed=loads_first, deadline=1.0, clock=lambda: now))
+    assert result.prompt is prompt
+    assert "deadline" in result.note
+
+
 def test_a_heading_speaks_for_what_it_heads(context: Make, prompt_of: PromptOf, tool_texts: TextsOf) -> None:
     text = "".join(f"## {name}\n\nIt was founded in {year}. It has many halls.\n\n" for name, year in FOUNDED)
     prompt = asked_of(prompt_of, text, "When was the Morland works founded?")

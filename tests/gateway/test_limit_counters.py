@@ -288,3 +288,20 @@ async def test_a_server_that_is_gone_is_an_error_within_the_timeout() -> None:
 def test_a_url_of_another_kind() -> None:
     with pytest.raises(ConfigError, match=r"server\.counters\.url"):
         connect("http://127.0.0.1", password=None, timeout_s=1)
+
+
+@pytest.mark.parametrize(
+    ("sliding", "period", "held_s", "standing"),
+    [
+        (True, 60.0, 0.0, 600),
+        (True, 60.0, 30.0, 100),
+        (True, 60.0, 90.0, 0),
+        (False, 60.0, 5.0, 600),
+        (False, 60.0, 50.0, 0),
+    ],
+)
+def test_what_has_come_back_by_itself_is_not_given_back_again(
+    sliding: bool, period: float, held_s: float, standing: int
+) -> None:
+    limit = Limit(name="tokens_per_minute", what="tokens", most=1000, period_s=period, sliding=sliding)
+    assert limit.standing(600, 30.0, 30.0 + held_s) == standing

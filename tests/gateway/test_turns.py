@@ -134,10 +134,10 @@ def test_messages_that_were_taken_out_are_not_remembered() -> None:
 
 
 def test_memory_is_bounded_and_the_oldest_goes_first() -> None:
-    turns = Turns(20_000)
+    turns = Turns(40_000)
     for n in range(200):
         run([{**TALK[0], "content": f"Which valve? {n}"}, *TALK[1:]], turns)
-        assert turns.held <= 20_000
+        assert turns.held <= 40_000
     newest = [{**TALK[0], "content": "Which valve? 199"}, *TALK[1:]]
     oldest = [{**TALK[0], "content": "Which valve? 0"}, *TALK[1:]]
     assert run(newest, turns, costs=DEAR).prompt.changed
@@ -145,10 +145,25 @@ def test_memory_is_bounded_and_the_oldest_goes_first() -> None:
 
 
 def test_a_conversation_that_is_cut_down_loses_its_end_first() -> None:
-    turns = Turns(600)  # two messages
+    turns = Turns(600)  # two messages, of which one prompt may have all
     came = Prompt.from_messages([{"role": "user", "content": str(n)} for n in range(5)])
     turns.remember(came, came, scope="a")
     assert turns.recall(came, scope="a")[1] == {0, 1}
+
+
+def test_one_prompt_leaves_the_others_theirs() -> None:
+    turns = Turns(40_000)
+    run(TALK, turns)
+    run([{"role": "user", "content": str(n)} for n in range(500)], turns)
+    assert run(TALK, turns, costs=DEAR).prompt.changed
+
+
+def test_what_nobody_waits_for_is_not_remembered() -> None:
+    turns = Turns(1 << 20)
+    prompt, ledger = Prompt.from_messages(TALK), Ledger(CostModel())
+    tools = Tools(count=words, costs=CostModel(), ledger=ledger, retrieve=nothing_found, turns=turns)
+    optimized(prompt, LOSSLESS, tools, request_id="r", scope="a", wanted=lambda: False)
+    assert not len(turns)
 
 
 def test_none_means_none() -> None:
@@ -192,7 +207,7 @@ def test_the_next_turn_begins_as_this_one_was_sent(first: list[tuple[str, str]],
 
 def test_the_echo_backend_has_costs_of_its_own() -> None:
     one, other = EchoBackend("one", models=["m"]), EchoBackend("other", models=["m"])
-    for tokens in (1, 2, 3):
+    for tokens in (1, 2, 3, 4, 5):
         one.ledger.ran("lossless", tokens=tokens, ms=7.0 * tokens)
     assert one.costs().methods["lossless"].per_token == pytest.approx(7.0)
     assert other.costs() == CostModel.upstream()

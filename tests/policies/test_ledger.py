@@ -19,10 +19,10 @@ def words(text: str) -> int:
     return len(text.split())
 
 
-def test_two_runs_are_not_enough_and_three_are() -> None:
+def test_four_runs_are_not_enough_and_five_are() -> None:
     ledger = Ledger(CostModel())
     before = ledger.costs()
-    for tokens in (100, 300):
+    for tokens in (100, 200, 300, 400):
         ledger.ran("extractive", tokens=tokens, ms=0.1 * tokens + 2)
     assert ledger.costs() == before
     ledger.ran("extractive", tokens=500, ms=52)
@@ -42,9 +42,11 @@ def test_one_run_that_loaded_a_model_moves_nothing() -> None:
 def test_what_is_old_is_forgotten_so_that_a_method_is_tried_again() -> None:
     clock = Clock()
     ledger = Ledger(CostModel(), clock=clock)
-    for tokens in (100, 200, 300):
+    for tokens in (100, 200, 300, 400, 500):
         ledger.ran("extractive", tokens=tokens, ms=50.0 * tokens)
+        ledger.left("lossless", expected=0.5, real=1.0)
     assert ledger.costs().methods["extractive"].per_token == pytest.approx(50.0)
+    assert ledger.costs().missed["lossless"] > 0
     clock.now += 1200
     assert ledger.costs() == CostModel()
 
