@@ -89,12 +89,12 @@ def test_an_idle_request_is_given_up_for_anybody_else(service: EngineService) ->
 
 
 def test_nothing_idle_begins_beside_others(service: EngineService) -> None:
-    released, sink = threading.Event(), _Held()
-    sink.release = released
+    sink = _Held()
     service.submit(GenerationRequest(ids=random_ids(9, 8), sampling=replace(GREEDY, max_tokens=30)), sink)
+    sink.began.wait()  # before, the idle one may begin and be given up, for which the held thread would be needed
     request = GenerationRequest(ids=random_ids(9, 9), sampling=GREEDY, idle=True)
     assert service.run_idle(request) is None
-    released.set()
+    sink.release.set()
 
 
 def test_known_tokens_are_what_a_prompt_would_find(service: EngineService) -> None:
@@ -111,9 +111,11 @@ def test_known_tokens_are_what_a_prompt_would_find(service: EngineService) -> No
 class _Held:
     """A sink that keeps its request from going on."""
 
-    release: threading.Event
+    def __init__(self) -> None:
+        self.began, self.release = threading.Event(), threading.Event()
 
     def delta(self, delta: object) -> None:
+        self.began.set()
         self.release.wait()
 
     def done(self, result: object) -> None: ...
