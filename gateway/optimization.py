@@ -244,7 +244,8 @@ class _Run:
             saved_ms=saved_ms,
             note=result.note,
         )
-        if before and not result.trouble and time.monotonic() < self._deadline:
+        # What a lossless step finds depends on the text, not on the step: it costs next to nothing and is always tried.
+        if before and not compressor.lossless and not result.trouble and time.monotonic() < self._deadline:
             ms = self.out.steps[-1].ms
             self._tools.ledger.ran(step.cost_name, tokens=before, ms=ms, predicted_ms=step.predicted_ms)
             self._tools.ledger.left(step.cost_name, expected=step.asked_rate, real=after / before)
