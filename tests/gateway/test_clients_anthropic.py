@@ -107,7 +107,12 @@ def test_several_calls_come_as_blocks_of_their_own(sdk: anthropic.Anthropic) -> 
 
 def test_any_tool(sdk: anthropic.Anthropic) -> None:
     message = sdk.messages.create(
-        model=MODEL, max_tokens=300, tools=[WEATHER, NOW], messages=HI, tool_choice={"type": "any"}, temperature=0
+        model=MODEL,
+        max_tokens=300,
+        tools=[WEATHER, NOW],
+        messages=HI,
+        tool_choice={"type": "any"},
+        extra_body={"temperature": 0},
     )
     assert used(message)[0].name in ("get_weather", "now")
 
