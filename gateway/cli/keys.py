@@ -27,7 +27,7 @@ def create(
         Path | None, typer.Option("--config", "-c", help="Policy file to write the entry into; without: print it.")
     ] = None,
     scope: Annotated[
-        Some, typer.Option(help="A route's scope; several times for more. Default: all but metrics.")
+        Some, typer.Option(help="A route's scope; several times for more. Default: all but metrics and admin.")
     ] = None,
     model: Annotated[Some, typer.Option(help="Name or glob of a model that it may use. Default: all.")] = None,
     policy: Annotated[Some, typer.Option(help="Policy that it may use. Default: all.")] = None,
