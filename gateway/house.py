@@ -152,7 +152,7 @@ class Sluice:
         chosen = self.backends[backend]
         return Tools(
             count=chosen.count_tokens,
-            costs=chosen.costs(),
+            costs=chosen.costs,
             ledger=chosen.ledger,
             retrieve=self.rooms.retrieve,
             turns=self.rooms.turns,

@@ -45,15 +45,15 @@ class Retriever(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tools:
-    """What the steps of one request may use. `kv_reuse`: the backend can use stored KV. `ledger` takes in what ran,
-    `turns` what prompts became.
+    """What the steps of one request may use. `kv_reuse`: the backend can use stored KV. `costs` may take a millisecond,
+    to fit what was measured. `ledger` takes in what ran, `turns` what prompts became.
 
     `generate` asks a model on the side, `memory` and `keep` keep texts for the tenant whose request it is: what was
     made, and the original of what was rewritten, by its id, unless it is too large.
     """
 
     count: Count
-    costs: CostModel
+    costs: Callable[[], CostModel]
     ledger: Ledger
     retrieve: Retriever
     turns: Turns
@@ -202,7 +202,7 @@ class _Run:
         made = plan(
             self.out.prompt,
             self._policy,
-            tools.costs,
+            tools.costs(),
             count=tools.count,
             kv_reuse=tools.kv_reuse,
             settled=self._settled,

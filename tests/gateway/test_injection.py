@@ -54,7 +54,7 @@ def tools(*texts: str, score: Any = None) -> Tools:
     costs = CostModel.upstream()
     return Tools(
         count=lambda text: len(text.split()),
-        costs=costs,
+        costs=lambda: costs,
         ledger=Ledger(costs),
         retrieve=retrieve,
         embed=embed,

@@ -40,7 +40,7 @@ def run(
     scope: str = "a",
 ) -> Optimized:
     tools = Tools(
-        count=words, costs=costs or CostModel(), ledger=Ledger(CostModel()), retrieve=nothing_found, turns=turns
+        count=words, costs=lambda: costs or CostModel(), ledger=Ledger(CostModel()), retrieve=nothing_found, turns=turns
     )
     return optimized(Prompt.from_messages(messages), policy, tools, request_id="r", scope=scope)
 
@@ -161,7 +161,7 @@ def test_one_prompt_leaves_the_others_theirs() -> None:
 def test_what_nobody_waits_for_is_not_remembered() -> None:
     turns = Turns(1 << 20)
     prompt, ledger = Prompt.from_messages(TALK), Ledger(CostModel())
-    tools = Tools(count=words, costs=CostModel(), ledger=ledger, retrieve=nothing_found, turns=turns)
+    tools = Tools(count=words, costs=CostModel, ledger=ledger, retrieve=nothing_found, turns=turns)
     optimized(prompt, LOSSLESS, tools, request_id="r", scope="a", wanted=lambda: False)
     assert not len(turns)
 
