@@ -6,7 +6,8 @@ Fails open: a step that breaks leaves the prompt as it was before the step, and 
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -131,7 +132,7 @@ def optimized(
     if policy.originals is not None and tools.keep is not None:
         run.attempt("originals", run.keep_originals)
     if wanted() and not (fail_closed and run.out.failed):
-        run.attempt("remember", lambda: tools.turns.remember(prompt, run.out.prompt, scope=scope))
+        run.attempt("remember", lambda: tools.turns.remember(prompt, run.out.prompt, scope=scope, lost=run.lost))
     if tools.generate is not None:
         run.out.side = tools.generate.usage
     return run.out
@@ -143,17 +144,17 @@ def id_of(original: str) -> str:
 
 
 class _Run:
-    """One request's way through the steps."""
+    """One request's way through the steps. `lost`: by segment, the tokens that lossy steps took."""
 
     def __init__(self, prompt: Prompt, policy: Policy, tools: Tools, request_id: str, scope: str) -> None:
         self.out = Optimized(prompt=prompt)
         self._scope = scope
-        self._settled: Collection[int] = ()
+        self._settled: Mapping[int, int] = {}
         self._policy = policy
         self._tools = tools
         self._request_id = request_id
         self._deadline = time.monotonic() + _LEAST_TIME_S
-        self._lossy: set[int] = set()
+        self.lost = Counter[int]()
 
     def attempt(self, name: str, step: Callable[[], None]) -> None:
         began = time.perf_counter()
@@ -228,7 +229,7 @@ class _Run:
         result = compressor.compress(self.out.prompt, context=context)
         self.out.prompt = _still_data(result.prompt)
         if not compressor.lossless:
-            self._lossy |= {change.segment for change in result.changes if change.tokens_after < change.tokens_before}
+            self.lost.update({one.segment: max(0, one.tokens_before - one.tokens_after) for one in result.changes})
         before, after = result.tokens_before, result.tokens_after
         self.out.pruned += before - after
         if result.trouble:
@@ -257,7 +258,7 @@ class _Run:
         marked: dict[int, str] = {}
         for segment in self.out.prompt.segments:
             again = segment.changed and segment.message in self._settled  # its mark, if any, is in its text
-            if not (again or segment.id in self._lossy) or segment.original is None:
+            if not (again or self.lost[segment.id]) or segment.original is None:
                 continue
             original_id = id_of(segment.original)
             if not keep(original_id, segment.original):

@@ -11,10 +11,9 @@ import itertools
 import json
 import sys
 import threading
-from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from ..policies import Policy
 from ..prompt import Path, Prompt, Segment
@@ -25,23 +24,23 @@ _SHARE = 8  # a prompt may take an eighth of the memory: else one would have all
 _DIGEST = 16
 
 
-class Piece(NamedTuple):
-    """`chars` characters of a leaf as it came, and what went out in their place; None for the same."""
-
-    chars: int
-    text: str | None
+Piece = str | None
+"""What went out in the place of a segment; None for what came."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Sent:
-    """One message: of its leaves that were changed, by the rest of their path, the pieces in order."""
+    """One message: of its leaves that were changed, by the rest of their path, the pieces in order. `lost` tokens of it
+    went in lossy steps.
+    """
 
     leaves: Mapping[Path, tuple[Piece, ...]]
+    lost: int
 
     @property
     def size(self) -> int:
         pieces = [piece for leaf in self.leaves.values() for piece in leaf]
-        texts = sum(sys.getsizeof(piece.text) for piece in pieces if piece.text is not None)
+        texts = sum(sys.getsizeof(piece) for piece in pieces if piece is not None)
         return _NODE_BYTES + _PIECE_BYTES * len(pieces) + texts
 
 
@@ -65,39 +64,36 @@ class Turns:
         """About how many bytes."""
         return self._bytes
 
-    def recall(self, prompt: Prompt, *, scope: str) -> tuple[Prompt, frozenset[int]]:
-        """The prompt with the messages that were sent before as they were sent, and the numbers of these messages.
+    def recall(self, prompt: Prompt, *, scope: str) -> tuple[Prompt, Mapping[int, int]]:
+        """The prompt with the messages that were sent before as they were sent, and by the numbers of these messages
+        the tokens that lossy steps took out of them.
 
         They are the first ones, up to one that is new. Call it after the prompt was cut as its policy protects it, and
         before anything else changes it.
         """
         known = self._known(_chain(prompt, scope))
         texts: dict[int, str] = {}
-        leaves: dict[Path, str] = {}
         for path, segments in _by_leaf(prompt, messages=len(known)).items():
-            pieces = known[segments[0].message].leaves.get(path[2:])
-            if pieces is None:
-                continue
-            if [piece.chars for piece in pieces] == [len(segment.text) for segment in segments]:
-                texts |= {
-                    segment.id: piece.text
-                    for segment, piece in zip(segments, pieces, strict=True)
-                    if piece.text is not None
-                }
-            else:  # what was the last user message is cut in another way now
-                leaves[path] = _joined(pieces, "".join(segment.text for segment in segments))
-        return prompt.settled(texts, leaves), frozenset(range(len(known)))
+            pieces = known[segments[0].message].leaves.get(path[2:], (None,) * len(segments))
+            # The same message under the same policy is always cut alike.
+            told = zip(segments, pieces, strict=True)
+            texts |= {segment.id: piece for segment, piece in told if piece is not None}
+        return prompt.settled(texts), {number: sent.lost for number, sent in enumerate(known)}
 
-    def remember(self, came: Prompt, sent: Prompt, *, scope: str) -> None:
-        """A prompt and what it became. Messages that are known stay as they are known."""
+    def remember(self, came: Prompt, sent: Prompt, *, scope: str, lost: Mapping[int, int] | None = None) -> None:
+        """A prompt and what it became; `lost`: by segment, the tokens that lossy steps took. Messages that are known
+        stay as they are known.
+        """
         if self._most <= 0 or sent.dropped:
             return
         changed: dict[int, dict[Path, tuple[Piece, ...]]] = {}
+        taken = Counter[int]()
         for path, segments in _by_leaf(sent, messages=len(came.body["messages"])).items():
             if any(segment.changed for segment in segments):
                 pieces = tuple(_piece(segment) for segment in segments)
                 changed.setdefault(segments[0].message, {})[path[2:]] = pieces
-        fresh = [(key, _Sent(changed.get(i, {}))) for i, key in enumerate(_chain(came, scope))]
+            taken[segments[0].message] += sum((lost or {}).get(segment.id, 0) for segment in segments)
+        fresh = [(key, _Sent(changed.get(i, {}), taken[i])) for i, key in enumerate(_chain(came, scope))]
         room = itertools.accumulate(node.size for _, node in fresh)
         fresh = [
             one for one, size in zip(fresh, room, strict=True) if size <= max(self._most // _SHARE, _NODE_BYTES * 2)
@@ -150,15 +146,4 @@ def _by_leaf(prompt: Prompt, *, messages: int) -> dict[Path, list[Segment]]:
 
 
 def _piece(segment: Segment) -> Piece:
-    original = segment.original or ""
-    return Piece(len(original), segment.text if segment.text != original else None)
-
-
-def _joined(pieces: Sequence[Piece], original: str) -> str:
-    def parts() -> Iterator[str]:
-        at = 0
-        for chars, text in pieces:
-            yield original[at : at + chars] if text is None else text
-            at += chars
-
-    return "".join(parts())
+    return segment.text if segment.changed else None

@@ -21,7 +21,7 @@ _GAIN = 0.9  # of what is saved: what costs nearly as much may lose
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Method:
     """A compress entry of the policy. `label` tells two entries with the same compressor apart; `asked` is the share of
-    tokens that it is made to leave, `rate` the share that it is expected to.
+    tokens that it is made to leave, `rate` the share that it is expected to. `compressor` has the `options`.
     """
 
     label: str
@@ -56,6 +56,8 @@ def methods_of(policy: Policy, costs: CostModel) -> Iterator[Method]:
                 options["target_rate"] = rate
             if options.get("target_tokens") is not None:
                 options["floor_rate"] = max(float(options.get("floor_rate", 0.0)), least)
+            if rate != asked or "floor_rate" in options:
+                compressor = create(spec.use, options)
         label = f"{spec.use}#{earlier + 1}" if earlier else spec.use
         yield Method(
             label=label,
@@ -175,7 +177,7 @@ class Decider:
         tokens, cost, removed = base.tokens, 0.0, 0
         verdicts: list[Verdict] = []
         for method in self.methods:
-            lost = 0 if method.compressor.lossless else tokens - leaves(method, tokens)
+            lost = 0 if method.compressor.lossless else tokens - spares(method, tokens)
             left = Allowance(tokens=allowance.tokens - removed, ms=allowance.ms - cost)
             refused = self._refused(method, base, tokens) or self._too_much(method, tokens, lost, left)
             if refused is None:
@@ -233,3 +235,9 @@ def _common(verdicts: Sequence[Verdict]) -> str:
 def leaves(method: Method, tokens: int) -> int:
     """Tokens that a method is expected to leave of so many."""
     return max(1, round(tokens * method.rate)) if tokens else 0
+
+
+def spares(method: Method, tokens: int) -> int:
+    """Tokens that a lossy method is asked to leave of so many, whatever it was seen to leave of late."""
+    target: Callable[[int], float] | None = getattr(method.compressor, "target", None)
+    return math.floor(method.asked * tokens if target is None else target(tokens))

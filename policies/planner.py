@@ -8,15 +8,17 @@ segment and what stands before it only, so that turn N+1 keeps turn N's rewritte
   may be rewritten, for they always stood before it.
 - Retrieved text is gone in the next turn, so it does not count for what stands after it.
 - What an earlier turn decided is not decided again while the gateway remembers it (gateway/turns.py).
-- The budget is kept at each segment for all that stands up to it.
+- The budget is kept at each segment for all of the client's own text that stands up to it, by what lossy steps are
+  asked to take away, not by what they were seen to; what was retrieved has what is left of it.
 - A compressor judges a segment by the question of the segment's own turn (compressors/question.py).
 """
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from ..prompt import Prompt, Segment
 from .costs import CostModel
-from .decide import Decider, Stored, leaves, methods_of
+from .decide import Allowance, Decider, Stored, leaves, methods_of
 from .openness import Openness
 from .schema import Policy
 from .steps import Action, Decision, Plan, Step
@@ -37,10 +39,10 @@ def plan(
     count: Count,
     kv_reuse: bool = True,
     stored: Stored = retrieved,
-    settled: Collection[int] = (),
+    settled: Mapping[int, int] | None = None,
 ) -> Plan:
     """Decide for each segment; call it after retrieval, before anything is rewritten but messages that are `settled`:
-    what the client sent in them stays as it is now.
+    what the client sent in them stays as it is now. Theirs are the tokens that lossy steps once took.
 
     `count` gives a text's tokens. `kv_reuse`: whether the backend can use stored KV; `stored`: whether a segment's is
     likely there. Where retrieval is due and nothing was retrieved yet (a dry run), it becomes a step of its own.
@@ -52,34 +54,61 @@ def plan(
         stored=stored,
         methods=tuple(methods_of(policy, costs)),
     )
-    decisions = _decisions(prompt, decider, count, settled)
+    decisions = _decisions(prompt, decider, count, settled or {})
     return _assembled(decider, [*_retrieval(prompt, decider), *_compressions(decisions, decider)], decisions)
 
 
-def _decisions(prompt: Prompt, decider: Decider, count: Count, settled: Collection[int]) -> tuple[Decision, ...]:
-    openness = Openness(prompt.segments, decider.policy)
-    decisions: list[Decision] = []
-    so_far, removed, ms = 0, 0, 0.0
+@dataclass(slots=True)
+class _Tally:
+    """Of the segments that were decided: their tokens as they came, those that lossy steps may take, and what
+    compressors cost."""
+
+    reached: int = 0
+    removed: int = 0
+    ms: float = 0.0
+
+    def allowed(self, decider: Decider) -> Allowance:
+        return decider.allowance(reached=self.reached, removed=self.removed, ms=self.ms)
+
+    def add(self, decision: Decision) -> Decision:
+        self.removed += decision.removed
+        self.ms += decision.ms if decision.action is Action.COMPRESS else 0.0
+        return decision
+
+
+def _decisions(prompt: Prompt, decider: Decider, count: Count, settled: Mapping[int, int]) -> tuple[Decision, ...]:
+    """Of the client's own segments first: what was retrieved gets what they leave of the budget, for they may not
+    depend on it.
+    """
+    openness, tally, lost = Openness(prompt.segments, decider.policy), _Tally(), dict(settled)
+    decisions: dict[int, Decision] = {}
+    put_in: list[tuple[Segment, int, int]] = []
     for segment in prompt.segments:
         tokens = count(segment.text) if segment.text else 0
-        came = tokens if not segment.changed else count(segment.original or "")
-        own = segment.original is not None
-        again = own and segment.message in settled
-        reached = so_far + (came if own else tokens)
-        decision = decider.decide(
-            segment,
-            tokens=tokens,
-            reached=reached,
-            openness=openness,
-            allowance=decider.allowance(reached=reached, removed=removed, ms=ms),
-            settled=again,
+        if segment.original is None:
+            put_in.append((segment, tokens, tally.reached + tokens))
+            continue
+        tally.reached += count(segment.original) if segment.changed else tokens
+        tally.removed += lost.pop(segment.message, 0)
+        decisions[segment.id] = tally.add(
+            decider.decide(
+                segment,
+                tokens=tokens,
+                reached=tally.reached,
+                openness=openness,
+                allowance=tally.allowed(decider),
+                settled=segment.message in settled,
+            )
         )
-        decisions.append(decision)
-        if own:
-            so_far = reached
-            removed += came - tokens if again else decision.removed
-            ms += decision.ms if decision.action is Action.COMPRESS else 0.0
-    return tuple(decisions)
+    tally.reached += sum(tokens for _, tokens, _ in put_in)
+    for segment, tokens, reached in put_in:
+        allowance = tally.allowed(decider)
+        decisions[segment.id] = tally.add(
+            decider.decide(
+                segment, tokens=tokens, reached=reached, openness=openness, allowance=allowance, settled=False
+            )
+        )
+    return tuple(decisions[segment.id] for segment in prompt.segments)
 
 
 def _retrieval(prompt: Prompt, decider: Decider) -> Iterator[Step]:

@@ -40,7 +40,7 @@ class Verdict:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
     """What is done to one segment. `uses` are labels of compressors, in order; where there are any, `tokens_after` is
-    predicted, and `removed` of the tokens go in lossy steps.
+    predicted, and at most `removed` of the tokens go in lossy steps.
 
     `ms` is the cost of doing it, `saved_ms` the gross worth of what it saves. `code` is `reason` for programs;
     `methods` has the compressors one by one, where any was considered.

@@ -149,21 +149,12 @@ class Prompt:
             )
         )
 
-    def settled(self, texts: Mapping[int, str], leaves: Mapping[Path, str]) -> Self:
-        """Put in what went out before, protected or not: the texts of segments by id, and whole leaves by path.
-
-        A leaf becomes one protected segment, its first one. Only before the first change of a segment.
-        """
+    def settled(self, texts: Mapping[int, str]) -> Self:
+        """Put in what went out before, protected or not, by the ids of segments. Only before their first change."""
         assert not self._edits() and not self._dropped, "segments were changed already"
-        whole = {path: self.text_of(path) for path in leaves}
-        fresh: list[Segment] = []
-        for segment in self._segments:
-            if segment.path not in leaves:
-                fresh.append(replace(segment, text=texts.get(segment.id, segment.text)))
-            elif segment.path in whole:
-                came = whole.pop(segment.path)
-                fresh.append(replace(segment, text=leaves[segment.path], original=came, rewritable=False))
-        return self._with(segments=tuple(fresh))
+        return self._with(
+            segments=tuple(replace(segment, text=texts.get(segment.id, segment.text)) for segment in self._segments)
+        )
 
     def insert_before(
         self, segment_id: int, texts: Sequence[tuple[str, str | None]], *, kind: Kind = Kind.DOCUMENT

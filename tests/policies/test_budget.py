@@ -1,5 +1,6 @@
 """Budgets of a policy: never beyond them, at no segment, and no turn decides anew what an earlier one decided."""
 
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -63,6 +64,48 @@ def test_what_does_not_fit_in_says_so_and_lossless_steps_lose_nothing() -> None:
     assert late[3].methods[1].code == "budget_ms" and "15 ms (budget)" in late[3].reason
     free = made(turns(100, 100), policy()).decisions
     assert [d.uses for d in free if d.role == "assistant"] == [("lossless", "extractive")] * 2
+
+
+@given(
+    st.lists(st.integers(0, 200), min_size=1, max_size=4), st.lists(st.integers(1, 200), max_size=4), st.floats(0, 1)
+)
+@settings(max_examples=100)
+def test_what_was_retrieved_counts_too_and_changes_nothing_before_it(
+    sizes: list[int], chunks: list[int], share: float
+) -> None:
+    by = policy(max_removed=share, rewrite_ms=60)
+    plain = Prompt.from_messages(turns(*sizes))
+    found = plain.insert_before(plain.segments[-1].id, [("fact " * size, f"d/{at}") for at, size in enumerate(chunks)])
+    without, one = (plan(prompt, by, COSTS, count=words, kv_reuse=False) for prompt in (plain, found))
+    assert sum(decision.removed for decision in one.decisions) <= share * one.tokens_before + 1e-6
+    assert sum(decision.ms for decision in one.decisions) <= 60 + 1e-6
+    own = [decision for decision in one.decisions if decision.source is None]
+    assert [d.uses for d in own] == [d.uses for d in without.decisions]
+
+
+def test_a_budget_counts_what_is_asked_whatever_was_seen_to_be_taken() -> None:
+    learned = replace(COSTS, missed={"extractive-auto": 0.9})
+    by = policy(max_removed=0.5)
+    plans = [plan(Prompt.from_messages(turns(100)), by, costs, count=words) for costs in (COSTS, learned)]
+    assert [one.decisions[1].uses for one in plans] == [("lossless",)] * 2, "it may take 60 of 102 tokens"
+    assert plans[1].decisions[1].methods[1].code == "budget_removed"
+
+
+def test_a_target_in_tokens_is_what_a_budget_counts() -> None:
+    step = {"use": "extractive", "min_tokens": 20, "options": {"target_tokens": 30}}
+    for share, uses in ((0.65, ()), (0.7, ("extractive",))):
+        by = Policy.model_validate({"compress": (step,), "token_value_ms": 50.0, "budget": {"max_removed": share}})
+        (decision,) = [one for one in made(turns(100), by).decisions if one.role == "assistant"]
+        assert decision.uses == uses, "it may take 70 of 102 tokens"
+
+
+def test_of_an_earlier_turn_only_what_lossy_steps_took_is_counted() -> None:
+    by = policy(max_removed=0.3)
+    came = Prompt.from_messages(turns(100, 100))
+    sent = came.settled({came.segments[1].id: "because " * 50})
+    for lost, uses in ((3, ("lossless", "extractive")), (4, ("lossless",))):
+        one = plan(sent, by, COSTS, count=words, settled={0: 0, 1: lost, 2: 0})
+        assert one.decisions[3].uses == uses, "60 of 202 tokens may go, of which 57 are asked for"
 
 
 @pytest.mark.parametrize("budget", ["{max_removed: 1.1}", "{max_removed: -1}", "{rewrite_ms: 0}", "{ms: 5}", "7"])
