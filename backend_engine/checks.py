@@ -2,16 +2,16 @@
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from ..prompt.errors import BadRequest, ContextTooLong
 from .loader import LoadedModel
+from .sequence import Rows
 from .types import GenerationRequest, Reuse
 
 
-def check_request(request: GenerationRequest, model: LoadedModel, *, room: int) -> None:
-    """Raise BadRequest or ContextTooLong. `room`: how many tokens a sequence may have, by context and KV memory."""
-    params, ids, spec = request.sampling, np.asarray(request.ids, dtype=np.int64), model.spec
+def check_request(request: GenerationRequest, ids: Rows, model: LoadedModel, *, room: int) -> None:
+    """Raise BadRequest or ContextTooLong. `ids` are the request's; `room`: how many tokens a sequence may have, by
+    context and KV memory."""
+    params, spec = request.sampling, model.spec
     params.validate()
     if not len(ids):
         raise BadRequest("the prompt has no tokens", param="messages")

@@ -149,7 +149,8 @@ class Engine:
 
     def prepare(self, request: GenerationRequest, sink: Sink) -> Sequence:
         """Check a request and make its state; from any thread. Raises BadRequest or ContextTooLong."""
-        check_request(request, self.model, room=self.max_tokens)
+        tokens = np.array(request.ids, dtype=np.int64)
+        check_request(request, tokens, self.model, room=self.max_tokens)
         if request.grammar is not None and request.grammar.compiler is not self.grammars:
             raise BadRequest("the grammar was compiled for another engine", param="response_format")
         params, prompt = request.sampling, len(request.ids)
@@ -158,7 +159,7 @@ class Engine:
         return Sequence(
             request=request,
             sink=sink,
-            tokens=np.array(request.ids, dtype=np.int64),
+            tokens=tokens,
             prompt=prompt,
             most=most,
             length=prompt,

@@ -80,9 +80,11 @@ class KVPool:
             rows = rounded(x.to(self.data.device), self.dtype) if self._rounds else x.to(self.data)
             self.data[:, half].index_copy_(1, slots, rows)
 
-    def copy(self, source: Tensor, target: Tensor) -> None:
-        """Copy the tokens at slots `source` to slots `target` for all layers (a page's copy-on-write)."""
-        self.data.index_copy_(2, target, self.data.index_select(2, source))
+    def copy(self, source: int, target: int, *, tokens: int) -> None:
+        """Copy the first tokens of the page `source` to the page `target` for all layers (its copy-on-write)."""
+        assert source != target and 0 < tokens <= self.page_size, (source, target, tokens)
+        old, new = (self.data.narrow(2, page * self.page_size, tokens) for page in (source, target))
+        new.copy_(old)
 
     @property
     def _rounds(self) -> bool:

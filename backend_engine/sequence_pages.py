@@ -88,9 +88,11 @@ class SequencePages:
         return match if self._fits(sequence, match, spare) else None
 
     def _fits(self, sequence: Sequence, match: Match, spare: int) -> bool:
+        wanted = self._missing(sequence, match) + spare
+        if self._allocator.free >= wanted:  # without a look at the whole pool
+            return True
         unused = int(np.count_nonzero(self._allocator.refs(_held(match)) == 1))
-        available = self._allocator.free + self._tree.evictable - unused
-        return available >= self._missing(sequence, match) + spare
+        return self._allocator.free + self._tree.evictable - unused >= wanted
 
     def _missing(self, sequence: Sequence, match: Match) -> int:
         return -(-sequence.length // self._size) - len(match.pages)
@@ -165,9 +167,8 @@ class SequencePages:
         self._tier.claim(fresh)
         self._table.set_pages(sequence, np.concatenate((match.pages, fresh)))  # from here on `discard` knows them
         if match.partial >= 0:
-            places = torch.arange(match.partial_tokens, device=self._pool.data.device)
             try:
-                self._pool.copy(match.partial * self._size + places, int(fresh[0]) * self._size + places)
+                self._pool.copy(match.partial, int(fresh[0]), tokens=match.partial_tokens)
             finally:
                 self._allocator.unref(held[-1:])
 

@@ -311,7 +311,7 @@ def test_a_failed_admission_leaks_nothing_and_harms_nobody_else(
     engine.add(greedy(random_ids(20, 7)), running)
     engine.step()
 
-    def broken(*args: Any) -> None:
+    def broken(*args: Any, **settings: Any) -> None:
         raise MemoryError("broken")
 
     kv = KVBlock(*torch.zeros(2, 4, 5, 2, 16))

@@ -83,10 +83,9 @@ def test_the_pool(model: LoadedModel, dtype: torch.dtype) -> None:
     assert torch.equal(pool.layer(2)[1][slots], expected[1][2])
     pool.write(1, slots[:2], k[0, :2], v[0, :2])
     assert torch.equal(pool.layer(1)[0][slots[:2]], expected[0][0, :2])
-    target = torch.tensor([0, 1, 2], device=DEVICE)
-    pool.copy(slots, target)
-    assert torch.equal(pool.read(target).v[0], block.v[0])
-    untouched = [slot for slot in range(20) if slot not in (0, 1, 2, 3, 8, 17)]
+    pool.copy(4, 0, tokens=2)
+    assert torch.equal(pool.read(torch.tensor([1], device=DEVICE)).v[0], block.v[0, :1])
+    untouched = [slot for slot in range(20) if slot not in (0, 1, 3, 8, 17)]
     assert not pool.data[:, :, untouched].any()
 
 
