@@ -117,7 +117,8 @@ def optimized(
     """Carry out a policy. Never raises for what a prompt holds or for a step that fails.
 
     `scope` is whose earlier turns are remembered, and by which rules they were rewritten; `fail_closed`: nothing is
-    sent, and so nothing remembered, where a step fails. `wanted` says at the end whether somebody still waits for it.
+    sent, and so nothing remembered, where a step fails. `wanted` says at the end whether it will be sent: that somebody
+    still waits for it.
     """
     run = _Run(prompt, policy, tools, request_id, scope)
     run.attempt("protect", run.protect)
@@ -186,7 +187,8 @@ class _Run:
         if self.out.prompt.changed:
             after = sum(self._size(segment) for segment in self.out.prompt.segments)
             self.out.pruned = before - after
-            self._done("turns", began, before=before, after=after, note=f"{len(self._settled)} messages as sent before")
+            again = {segment.message for segment in self.out.prompt.segments if segment.id in self._settled}
+            self._done("turns", began, before=before, after=after, note=f"{len(again)} messages as sent before")
 
     def retrieve(self) -> None:
         began = time.perf_counter()
@@ -257,8 +259,8 @@ class _Run:
         assert spec is not None and keep is not None, "there is nowhere to keep originals"
         marked: dict[int, str] = {}
         for segment in self.out.prompt.segments:
-            again = segment.changed and segment.message in self._settled  # its mark, if any, is in its text
-            if not (again or self.lost[segment.id]) or segment.original is None:
+            again = segment.id in self._settled  # its mark, if any, is in its text
+            if not (self._settled[segment.id] if again else self.lost[segment.id]) or segment.original is None:
                 continue
             original_id = id_of(segment.original)
             if not keep(original_id, segment.original):

@@ -148,13 +148,14 @@ async def prepare(
     request_id: str = "",
     began: float | None = None,
     shadow: bool = False,
+    sent: bool = True,
     record: Record | None = None,
 ) -> Prepared:
     """Rewrite the prompt by its policy, in a worker thread; what is late or breaks leaves it as it was. What is kept of
     it is kept for `tenant`.
 
     PolicyNotApplied instead, where the route is closed on failures. `shadow`: begin to carry out the policy that the
-    route wants to see, too.
+    route wants to see, too. `sent`: what it becomes will be sent, so that later turns have to begin like it.
     """
     start = time.perf_counter()
     report = Report(
@@ -171,7 +172,9 @@ async def prepare(
         outcome.tokens_in = estimated_prompt(prompt)
         show(record, outcome, outline_of(sluice, record, outcome))
     else:
-        outcome = await _optimized(sluice, prompt, resolution, tenant=tenant, request_id=request_id, record=record)
+        outcome = await _optimized(
+            sluice, prompt, resolution, tenant=tenant, request_id=request_id, sent=sent, record=record
+        )
     outcome.report_to(report)
     report.overhead_ms = (time.perf_counter() - start) * 1000
     sluice.metrics.prepared(report)
@@ -206,14 +209,22 @@ def not_applied(report: Report) -> PolicyNotApplied:
 
 
 async def _optimized(
-    sluice: Sluice, prompt: Prompt, resolution: Resolution, *, tenant: str, request_id: str, record: Record | None
+    sluice: Sluice,
+    prompt: Prompt,
+    resolution: Resolution,
+    *,
+    tenant: str,
+    request_id: str,
+    sent: bool,
+    record: Record | None,
 ) -> Optimized:
     tools = sluice.tools_for(tenant, resolution.backend, request_id=request_id)
     policy = resolution.policy
     scope = scope_of("request", tenant, resolution.backend, policy)
 
     awaited = threading.Event()
-    awaited.set()
+    if sent:
+        awaited.set()
 
     def work() -> tuple[Optimized, Outline | None]:
         closed = resolution.fail_closed

@@ -11,9 +11,10 @@ import itertools
 import json
 import sys
 import threading
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ..policies import Policy
 from ..prompt import Path, Prompt, Segment
@@ -24,23 +25,23 @@ _SHARE = 8  # a prompt may take an eighth of the memory: else one would have all
 _DIGEST = 16
 
 
-Piece = str | None
-"""What went out in the place of a segment; None for what came."""
+class Piece(NamedTuple):
+    """What went out in the place of a segment, None for what came; `lost` tokens of it went in lossy steps."""
+
+    text: str | None = None
+    lost: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class _Sent:
-    """One message: of its leaves that were changed, by the rest of their path, the pieces in order. `lost` tokens of it
-    went in lossy steps.
-    """
+    """One message: of its leaves that were changed, by the rest of their path, the pieces in order."""
 
     leaves: Mapping[Path, tuple[Piece, ...]]
-    lost: int
 
     @property
     def size(self) -> int:
         pieces = [piece for leaf in self.leaves.values() for piece in leaf]
-        texts = sum(sys.getsizeof(piece) for piece in pieces if piece is not None)
+        texts = sum(sys.getsizeof(piece.text) for piece in pieces if piece.text is not None)
         return _NODE_BYTES + _PIECE_BYTES * len(pieces) + texts
 
 
@@ -65,20 +66,20 @@ class Turns:
         return self._bytes
 
     def recall(self, prompt: Prompt, *, scope: str) -> tuple[Prompt, Mapping[int, int]]:
-        """The prompt with the messages that were sent before as they were sent, and by the numbers of these messages
-        the tokens that lossy steps took out of them.
+        """The prompt with the messages that were sent before as they were sent, and by the ids of their segments the
+        tokens that lossy steps took.
 
         They are the first ones, up to one that is new. Call it after the prompt was cut as its policy protects it, and
         before anything else changes it.
         """
         known = self._known(_chain(prompt, scope))
-        texts: dict[int, str] = {}
+        found: dict[int, Piece] = {}
         for path, segments in _by_leaf(prompt, messages=len(known)).items():
-            pieces = known[segments[0].message].leaves.get(path[2:], (None,) * len(segments))
+            pieces = known[segments[0].message].leaves.get(path[2:], [Piece()] * len(segments))
             # The same message under the same policy is always cut alike.
-            told = zip(segments, pieces, strict=True)
-            texts |= {segment.id: piece for segment, piece in told if piece is not None}
-        return prompt.settled(texts), {number: sent.lost for number, sent in enumerate(known)}
+            found |= {segment.id: piece for segment, piece in zip(segments, pieces, strict=True)}
+        texts = {segment: piece.text for segment, piece in found.items() if piece.text is not None}
+        return prompt.settled(texts), {segment: piece.lost for segment, piece in found.items()}
 
     def remember(self, came: Prompt, sent: Prompt, *, scope: str, lost: Mapping[int, int] | None = None) -> None:
         """A prompt and what it became; `lost`: by segment, the tokens that lossy steps took. Messages that are known
@@ -87,13 +88,14 @@ class Turns:
         if self._most <= 0 or sent.dropped:
             return
         changed: dict[int, dict[Path, tuple[Piece, ...]]] = {}
-        taken = Counter[int]()
         for path, segments in _by_leaf(sent, messages=len(came.body["messages"])).items():
             if any(segment.changed for segment in segments):
-                pieces = tuple(_piece(segment) for segment in segments)
+                pieces = tuple(
+                    Piece(segment.text if segment.changed else None, (lost or {}).get(segment.id, 0))
+                    for segment in segments
+                )
                 changed.setdefault(segments[0].message, {})[path[2:]] = pieces
-            taken[segments[0].message] += sum((lost or {}).get(segment.id, 0) for segment in segments)
-        fresh = [(key, _Sent(changed.get(i, {}), taken[i])) for i, key in enumerate(_chain(came, scope))]
+        fresh = [(key, _Sent(changed.get(i, {}))) for i, key in enumerate(_chain(came, scope))]
         room = itertools.accumulate(node.size for _, node in fresh)
         fresh = [
             one for one, size in zip(fresh, room, strict=True) if size <= max(self._most // _SHARE, _NODE_BYTES * 2)
@@ -143,7 +145,3 @@ def _by_leaf(prompt: Prompt, *, messages: int) -> dict[Path, list[Segment]]:
         if 0 <= segment.message < messages and segment.original is not None:
             leaves.setdefault(segment.path, []).append(segment)
     return leaves
-
-
-def _piece(segment: Segment) -> Piece:
-    return segment.text if segment.changed else None

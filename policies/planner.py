@@ -41,8 +41,8 @@ def plan(
     stored: Stored = retrieved,
     settled: Mapping[int, int] | None = None,
 ) -> Plan:
-    """Decide for each segment; call it after retrieval, before anything is rewritten but messages that are `settled`:
-    what the client sent in them stays as it is now. Theirs are the tokens that lossy steps once took.
+    """Decide for each segment; call it after retrieval, before anything is rewritten but segments that are `settled`:
+    they stay as they are now. Beside their ids stand the tokens that lossy steps once took.
 
     `count` gives a text's tokens. `kv_reuse`: whether the backend can use stored KV; `stored`: whether a segment's is
     likely there. Where retrieval is due and nothing was retrieved yet (a dry run), it becomes a step of its own.
@@ -80,7 +80,7 @@ def _decisions(prompt: Prompt, decider: Decider, count: Count, settled: Mapping[
     """Of the client's own segments first: what was retrieved gets what they leave of the budget, for they may not
     depend on it.
     """
-    openness, tally, lost = Openness(prompt.segments, decider.policy), _Tally(), dict(settled)
+    openness, tally = Openness(prompt.segments, decider.policy), _Tally()
     decisions: dict[int, Decision] = {}
     put_in: list[tuple[Segment, int, int]] = []
     for segment in prompt.segments:
@@ -89,7 +89,7 @@ def _decisions(prompt: Prompt, decider: Decider, count: Count, settled: Mapping[
             put_in.append((segment, tokens, tally.reached + tokens))
             continue
         tally.reached += count(segment.original) if segment.changed else tokens
-        tally.removed += lost.pop(segment.message, 0)
+        tally.removed += settled.get(segment.id, 0)
         decisions[segment.id] = tally.add(
             decider.decide(
                 segment,
@@ -97,7 +97,7 @@ def _decisions(prompt: Prompt, decider: Decider, count: Count, settled: Mapping[
                 reached=tally.reached,
                 openness=openness,
                 allowance=tally.allowed(decider),
-                settled=segment.message in settled,
+                settled=segment.id in settled,
             )
         )
     tally.reached += sum(tokens for _, tokens, _ in put_in)

@@ -28,7 +28,9 @@ backends:
   writer: {{kind: openai, base_url: "http://127.0.0.1:9/v1", models: [small]}}
 policies:
   short:
-    compress: [{{use: summarize, options: {{backend: writer, model: small, min_tokens: 64, fallback: none}}}}]
+    compress:
+      - {{use: lossless}}
+      - {{use: summarize, options: {{backend: writer, model: small, min_tokens: 64, fallback: none}}}}
     token_value_ms: 100
     originals: {{marks: true}}
 """
@@ -119,11 +121,32 @@ async def test_summaries_and_originals_are_their_tenants_own(house: House) -> No
     assert (await house.original(original_id, key="k2")).json()["text"] == TURN
 
 
+async def test_only_what_is_sent_settles_a_conversation(house: House) -> None:
+    def remembered(answer: httpx.Response) -> bool:
+        return "turns" in [step["name"] for step in answer.json()["promptsluice"]["steps"]]
+
+    chat = "/v1/chat/completions"
+    assert not remembered(await house.post(TURN)) and not remembered(await house.post(TURN, "Yes."))
+    assert not remembered(await house.post(TURN, path=chat))
+    assert remembered(await house.post(TURN, "Yes.")), "as it would be sent now"
+    assert remembered(await house.post(TURN, "Yes.", path=chat))
+
+
+async def test_originals_of_an_earlier_turn_are_those_that_lost_something(house: House) -> None:
+    spaced = TURN.replace(". ", ".  \n\n\n\n")
+    for steps in (["lossless", "summarize"], ["turns"]):
+        answer = await house.post("Short.   \n\n\n\n\n" * 12, spaced, path="/v1/chat/completions")
+        report = answer.json()["promptsluice"]
+        assert [step["name"] for step in report["steps"]] == steps and report["tokens_out"] < report["tokens_in"]
+        (original_id,) = report["originals"]
+        assert (await house.original(original_id)).json()["text"] == spaced
+
+
 async def test_a_backend_that_refuses_costs_nothing_but_the_summary(house: House) -> None:
     house.writer.status = 500
     answer = await house.post(TURN, path="/v1/chat/completions")
     assert answer.status_code == 200 and answer.json()["choices"][0]["message"]["content"] == "And now?"
-    (step,) = answer.json()["promptsluice"]["steps"]
+    *_, step = answer.json()["promptsluice"]["steps"]
     assert "no summary came" in step["note"] and answer.json()["promptsluice"]["originals"] == []
 
 

@@ -122,7 +122,7 @@ def test_retrieved_text_is_not_remembered() -> None:
     sent = came.insert_before(last.id, [("A chunk. ", "docs/1")])
     turns.remember(came, sent, scope="a")
     recalled, settled = turns.recall(came, scope="a")
-    assert settled == {0: 0, 1: 0, 2: 0}
+    assert settled == dict.fromkeys((segment.id for segment in came.segments), 0)
     assert not recalled.changed
 
 
@@ -136,7 +136,9 @@ def test_what_lossy_steps_took_is_remembered() -> None:
     first = run(talk, turns, policy=policy)
     taken = {step.name: step.tokens_before - step.tokens_after for step in first.steps}
     assert taken["lossless"] > 0 and taken["extractive"] > 0
-    assert turns.recall(Prompt.from_messages(talk), scope="a")[1] == {0: 0, 1: taken["extractive"], 2: 0}
+    came = Prompt.from_messages(talk)
+    asked, told, last = came.segments
+    assert turns.recall(came, scope="a")[1] == {asked.id: 0, told.id: taken["extractive"], last.id: 0}
 
 
 def test_messages_that_were_taken_out_are_not_remembered() -> None:

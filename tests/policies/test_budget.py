@@ -104,7 +104,7 @@ def test_of_an_earlier_turn_only_what_lossy_steps_took_is_counted() -> None:
     came = Prompt.from_messages(turns(100, 100))
     sent = came.settled({came.segments[1].id: "because " * 50})
     for lost, uses in ((3, ("lossless", "extractive")), (4, ("lossless",))):
-        one = plan(sent, by, COSTS, count=words, settled={0: 0, 1: lost, 2: 0})
+        one = plan(sent, by, COSTS, count=words, settled={came.segments[0].id: 0, came.segments[1].id: lost})
         assert one.decisions[3].uses == uses, "60 of 202 tokens may go, of which 57 are asked for"
 
 
