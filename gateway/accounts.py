@@ -70,7 +70,7 @@ async def _accounted(
     outcome = "cancelled"
     usage: Usage | None = None
     written = Written()
-    waited_s = 0.0
+    began_at = 0.0
     broken: Exception | None = None
     held: Frame | None = None
     try:
@@ -79,8 +79,9 @@ async def _accounted(
                 usage = item.usage or usage
                 if item.content:
                     if not written.tokens:
-                        waited_s = _first_token(sluice, prepared)
-                    written.add(item.data)
+                        _first_token(sluice, prepared)
+                        began_at = time.perf_counter()
+                    written.add(item.content)
                 if item.failed:
                     outcome = "failed"
                 if held is not None and item.data:
@@ -93,8 +94,8 @@ async def _accounted(
         if held is not None:
             yield replace(held, data=spliced(held.data, "promptsluice", prepared.report.to_wire()), usage=None)
         outcome = "ok" if outcome != "failed" else outcome
-        if written.tokens and outcome == "ok":
-            _learned(sluice, prepared, waited_s, usage)
+        if written.tokens and outcome == "ok" and reply.asked_at is not None:
+            _learned(sluice, prepared, began_at - reply.asked_at, usage)
     except Exception as error:
         outcome, broken = "failed", error
         if held is not None:
@@ -102,31 +103,31 @@ async def _accounted(
         raise
     finally:
         ended(sluice, prepared, outcome=outcome, usage=usage, error=broken)
-        # Who leaves in the middle pays for what there was until then.
-        if ticket is not None and (usage is not None or written.tokens):
+        # Who leaves pays for the prompt, which was read for him, and for what was written until then.
+        if ticket is not None and (usage is not None or written.tokens or outcome != "failed"):
             ticket.settle(usage, estimate=prepared.report.tokens_out + written.tokens)
 
 
-def _first_token(sluice: Sluice, prepared: Begun) -> float:
-    """Enter it in the books; the seconds that it took since the request came."""
+def _first_token(sluice: Sluice, prepared: Begun) -> None:
+    """Enter it in the books."""
     seconds = time.perf_counter() - prepared.began
     sluice.metrics.first_token(prepared.resolution.model, prepared.report, seconds)
     sluice.metrics.genai.first_token(who(sluice, prepared), seconds)
     first_token(seconds)
     if prepared.record is not None:
         prepared.record.ttft_s = seconds
-    return seconds
 
 
 def _learned(sluice: Sluice, prepared: Begun, waited_s: float, usage: Usage | None) -> None:
     """Tell a backend that measures nothing itself how long it took to its first token, for the tokens not cached.
+    `waited_s` are the seconds since it was asked, without what passed before.
 
     An answer that was given again brings no usage, and says nothing of the backend.
     """
     backend = sluice.backends.get(prepared.report.backend)
     if usage is not None and backend is not None and backend.prefill_cost() is None:
         fresh = usage.prompt_tokens - usage.cached_tokens
-        backend.ledger.ran("prefill", tokens=fresh, ms=1000 * waited_s - prepared.report.overhead_ms)
+        backend.ledger.ran("prefill", tokens=fresh, ms=1000 * waited_s)
 
 
 def ended(

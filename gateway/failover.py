@@ -1,6 +1,7 @@
 """A request over its backend and the backend's fallbacks, each asked once at most, while nothing has been sent."""
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import TypeVar
@@ -34,7 +35,10 @@ async def complete(sluice: Sluice, call: C, *, backend: str, ask: Ask[C], able: 
     for (name, model), following in zip(chain, [*chain[1:], None], strict=True):
         call.report.backend = name
         try:
+            began = time.perf_counter()
             reply = await ask(sluice.backends[name], replace(call, model=model))
+            if isinstance(reply, Stream) and reply.asked_at is None:
+                reply = replace(reply, asked_at=began)
             if following is not None and isinstance(reply, Stream):
                 reply = await opened(reply)
         except PromptsluiceError as error:

@@ -32,6 +32,7 @@ from .edge import log
 from .failover import Able, Ask, C, anyone, complete
 from .house import Sluice
 from .keys.spending import longest_answers, reserve
+from .keys.ticket import Ticket
 from .observed import dispatched, entered, step
 from .optimization import BUSY, Optimized, optimized, passed_over
 from .recall import completed
@@ -255,7 +256,9 @@ async def dispatch(sluice: Sluice, prepared: Prepared, caller: Caller) -> Answer
         plan=prepared.plan,
         **asked(prepared, prepared.prompt.body, caller),
     )
-    return await replied(sluice, prepared, call, ask=lambda backend, one: completed(sluice, backend, one))
+    return await replied(
+        sluice, prepared, call, ask=lambda backend, one: completed(sluice, backend, one), ticket=caller.ticket
+    )
 
 
 def asked(begun: Begun, body: Mapping[str, Any], caller: Caller) -> dict[str, Any]:
@@ -272,8 +275,20 @@ def asked(begun: Begun, body: Mapping[str, Any], caller: Caller) -> dict[str, An
     }
 
 
-async def replied(sluice: Sluice, prepared: Begun, call: C, *, ask: Ask[C], able: Able = anyone) -> Answer | Stream:
-    """The reply of the backend or of a fallback that is able; an end without one is entered in the books."""
+async def replied(
+    sluice: Sluice,
+    prepared: Begun,
+    call: C,
+    *,
+    ask: Ask[C],
+    able: Able = anyone,
+    ticket: Ticket | None,
+    prompt_tokens: int | None = None,
+) -> Answer | Stream:
+    """The reply of the backend or of a fallback that is able; an end without one is entered in the books.
+
+    `prompt_tokens`: about how many there are, where the report does not say.
+    """
     try:
         call = replace(call, headers={**call.headers, **_dispatched(sluice, prepared, call)})
         async with asyncio.timeout(sluice.policy_set.server.request_timeout):
@@ -289,6 +304,8 @@ async def replied(sluice: Sluice, prepared: Begun, call: C, *, ask: Ask[C], able
         raise
     except asyncio.CancelledError:
         ended(sluice, prepared, outcome="cancelled")
+        if ticket is not None:  # the prompt is being read, whether he waits for the answer or not
+            ticket.settle(None, estimate=prepared.report.tokens_out if prompt_tokens is None else prompt_tokens)
         raise
     except Exception:
         ended(sluice, prepared, outcome="failed")

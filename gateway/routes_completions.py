@@ -47,7 +47,9 @@ async def _answer(sluice: Sluice, raw: bytes, caller: Caller) -> Answer | Stream
     record.matched(resolution, report, stream=bool(body.get("stream")))
     begun = Begun(resolution=resolution, report=report, began=began, record=record)
     call = TextCall(raw=raw, body=body, **asked(begun, body, caller))
-    reply = await replied(sluice, begun, call, ask=lambda backend, one: backend.continue_text(one))
+    reply = await replied(
+        sluice, begun, call, ask=lambda backend, one: backend.continue_text(one), ticket=caller.ticket
+    )
     return with_account(sluice, begun, reply, caller)
 
 

@@ -105,11 +105,20 @@ async def _passed_on(sluice: Sluice, model: str, raw: bytes, caller: Caller) -> 
         return backend.relay("/embeddings", body, headers=call.headers, request_id=call.request_id)
 
     call = Asked(**asked(begun, {}, caller))
-    reply = await replied(sluice, begun, call, ask=ask, able=lambda backend: backend.relays)
+    size = len(raw) // 4
+    reply = await replied(
+        sluice,
+        begun,
+        call,
+        ask=ask,
+        able=lambda backend: backend.relays,
+        ticket=caller.ticket,
+        prompt_tokens=size,
+    )
     reply = with_account(sluice, begun, reply, caller)
     assert isinstance(reply, Answer), "nothing was asked to be streamed"
     if caller.ticket is not None and reply.status < 400 and reply.usage is None:
-        caller.ticket.settle(None, estimate=len(raw) // 4)  # not by the size of the vectors
+        caller.ticket.settle(None, estimate=size)  # not by the size of the vectors
     return Response(reply.body, reply.status, dict(reply.headers), media_type="application/json")
 
 

@@ -58,7 +58,11 @@ async def create_message(request: Request, sluice: House, caller: Known) -> Resp
         )
     call = _call(asked, prepared, caller, prompt=prepared.prompt, plan=prepared.plan)
     reply = await pipeline.replied(
-        sluice, prepared, call, ask=lambda backend, one: _ask(sluice, backend, one, asked.chat)
+        sluice,
+        prepared,
+        call,
+        ask=lambda backend, one: _ask(sluice, backend, one, asked.chat),
+        ticket=caller.ticket,
     )
     reply = with_account(sluice, prepared, reply, caller)
     headers = {**reply.headers, "request-id": caller.request_id}

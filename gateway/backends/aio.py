@@ -7,6 +7,7 @@ followed, bodies never unpacked here. No proxies: see `sending.py`.
 
 import asyncio
 import io
+import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
 
@@ -32,9 +33,12 @@ class AioTransport(httpx.AsyncBaseTransport):
         self._session: aiohttp.ClientSession | None = None
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """The answer once it has begun. Raises httpx's errors."""
+        """The answer once it has begun; the extension `asked_at` has the reading of time.perf_counter when it had its
+        place in the pool. Raises httpx's errors.
+        """
         times: Mapping[str, float | None] = request.extensions.get("timeout", {})
         await self._place(times.get("pool"))
+        asked_at = time.perf_counter()
         try:
             with _translated(request):
                 answer = await self._asked(request, times)
@@ -42,7 +46,13 @@ class AioTransport(httpx.AsyncBaseTransport):
             self._places.release()
             raise
         stream = _Body(answer, request, self._places)
-        return httpx.Response(answer.status, headers=answer.raw_headers, stream=stream, request=request)
+        return httpx.Response(
+            answer.status,
+            headers=answer.raw_headers,
+            stream=stream,
+            request=request,
+            extensions={"asked_at": asked_at},
+        )
 
     async def aclose(self) -> None:
         if self._session is not None:

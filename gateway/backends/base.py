@@ -70,8 +70,8 @@ class TextCall(Asked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
-    """One chunk of a stream: the JSON of a `chat.completion.chunk` or a `text_completion`. `content` tells whether it
-    carries a piece of the answer.
+    """One chunk of a stream: the JSON of a `chat.completion.chunk` or a `text_completion`. `content` is about how many
+    bytes of the answer's text it carries, of thoughts and calls, too; 0 for none.
 
     `more`: the next frame is there already, so that both may be written at once; only a hint.
 
@@ -80,7 +80,7 @@ class Frame:
     """
 
     data: bytes
-    content: bool = False
+    content: int = 0
     usage: Usage | None = None
     failed: bool = False
     event: str = ""
@@ -99,10 +99,14 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stream:
-    """A streamed response. Its taker must exhaust `frames` or `aclose()` it; closing stops the work behind it."""
+    """A streamed response. Its taker must exhaust `frames` or `aclose()` it; closing stops the work behind it.
+
+    `asked_at`: the reading of time.perf_counter when its backend was asked for it, waits before that not counted.
+    """
 
     frames: AsyncGenerator[Frame, None]
     headers: Mapping[str, str] = field(default_factory=dict)
+    asked_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,3 +247,8 @@ def counted_tokens(text: str, count: Callable[[str], int]) -> int:
 def estimated_tokens(text: str) -> int:
     """For where no tokenizer is known: four UTF-8 bytes a token, near for English, high for most other scripts."""
     return (len(text.encode("utf-8", "replace")) + 3) // 4
+
+
+def size_of(text: str) -> int:
+    """UTF-8 bytes of a piece of an answer; at least 1, for a piece without text is one, too."""
+    return max(1, len(text) if text.isascii() else len(text.encode("utf-8", "replace")))

@@ -10,7 +10,7 @@ from ...backend_engine.types import Delta
 from ...prompt import Usage
 from ..tools.pieces import CallArguments, CallBegun, NewReader, Part, PlainReader, Reader, Said
 from ..wire import Choice
-from .base import Answer, Frame
+from .base import Answer, Frame, size_of
 from .choices import Describe, Piece
 
 
@@ -70,7 +70,7 @@ async def as_frames(
                 yield Frame(data=writer.begin(index, logprobs=told))
             told = None if describe is None else describe(delta.logprobs)
             for part in _read(readers[index], delta) or ([Said("")] if told else []):
-                yield Frame(data=_written(writer, tools, part, index, told), content=True)
+                yield Frame(data=_written(writer, tools, part, index, told), content=size_of(_text(part)))
                 told = None if describe is None else []  # it is told once
             if delta.finish_reason is not None:
                 ended.add(index)
@@ -163,6 +163,10 @@ def _written(writer: Writer, tools: ToolReading | None, part: Part, index: int, 
         return writer.content(part.text, index=index, logprobs=told)
     assert tools is not None, f"{part} was read where no calls are looked for"
     return tools.write(part, index, told)
+
+
+def _text(part: Part) -> str:
+    return part.name if isinstance(part, CallBegun) else part.text
 
 
 def _reason(reader: Reader, reason: str) -> str:

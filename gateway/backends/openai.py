@@ -159,7 +159,8 @@ class UpstreamBackend(Backend):
         headers = {**passed_headers(response.headers), ATTEMPTS_HEADER: str(attempts)}
         if call.stream and response.status_code == 200:
             if response.headers.get("content-type", "").startswith("text/event-stream"):
-                return Stream(frames=self._frames(response, call, form.reader()), headers=headers)
+                frames = self._frames(response, call, form.reader())
+                return Stream(frames=frames, headers=headers, asked_at=response.extensions.get("asked_at"))
             await response.aclose()
             raise UpstreamError(f"backend {self.name!r} answered a streaming request with no event stream")
         answer = await self._whole(response, headers, form)

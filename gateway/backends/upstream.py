@@ -8,7 +8,7 @@ from typing import Any
 
 from ...prompt import UpstreamError, Usage
 from ..wire import dumps
-from .base import Frame, ModelCard
+from .base import Frame, ModelCard, size_of
 
 _PASSED = frozenset({"retry-after", "retry-after-ms", "x-should-retry", "openai-processing-ms"})
 _LIMITS = ("x-ratelimit-", "anthropic-ratelimit-")
@@ -22,7 +22,7 @@ _SLUGS = {
     429: ("rate_limit_error", "rate_limit_exceeded"),
 }
 _CHUNKS = json.JSONDecoder(parse_constant=lambda name: None)  # made once: making it costs as much as reading a chunk
-_CONTENT = ("content", "tool_calls", "refusal")
+_SAID = frozenset({"content", "reasoning_content", "reasoning", "refusal", "tool_calls", "function_call", "audio"})
 _MOST_TOKENS = 1 << 53  # beyond it counters, which are floats, count no more
 _CONTEXT = re.compile(r"context.{0,20}(length|window)|too (long|many tokens)", re.IGNORECASE)
 
@@ -167,13 +167,13 @@ class ChatStreamReader:
         self._note(choices)
         usage = chunk.get("usage")
         if not isinstance(usage, dict) or (self._continuous and choices):
-            yield Frame(data=data, content=_has_content(choices), more=True)
+            yield Frame(data=data, content=_said_in(choices), more=True)
         else:
             self._usage = read_usage(usage)
             self._usage_frame = data if not choices else self._dumped({**chunk, "choices": []})
             if choices:
                 bare = {name: value for name, value in chunk.items() if name != "usage"}
-                yield Frame(data=self._dumped(bare), content=_has_content(choices), more=True)
+                yield Frame(data=self._dumped(bare), content=_said_in(choices), more=True)
 
     def end(self) -> Iterator[Frame]:
         """The stream's end without [DONE]: fine when every choice has finished, else the upstream broke off."""
@@ -213,10 +213,24 @@ class ChatStreamReader:
         return chunk
 
 
-def _has_content(choices: list[Any]) -> bool:
-    for choice in choices:  # a plain loop: this is asked for every frame
+def _said_in(choices: list[Any]) -> int:
+    """About how many bytes of text the choices of a chunk have."""
+    size = 0
+    for choice in choices:  # plain loops: this is asked for every frame
         if isinstance(choice, dict):
-            delta = choice.get("delta")
-            if choice.get("text") or (isinstance(delta, dict) and any(map(delta.get, _CONTENT))):
-                return True
-    return False
+            text, delta = choice.get("text"), choice.get("delta")
+            if text:
+                size += _size(text)
+            if isinstance(delta, dict):
+                for name, value in delta.items():
+                    if value and name in _SAID:
+                        size += _size(value)
+    return size
+
+
+def _size(value: Any) -> int:
+    """Of a text, or of the texts in tool calls and other parts; what is none counts as one byte."""
+    if isinstance(value, str):
+        return size_of(value)
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return max(1, sum(_size(part) for part in parts if part))

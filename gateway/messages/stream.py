@@ -7,11 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 from ...prompt import PromptsluiceError, UpstreamError, Usage
-from ..backends.base import Frame, Stream
+from ..backends.base import Frame, Stream, size_of
 from ..edge import internal_error, log, log_failure
 from ..wire import dumps, loads
 from .events import Event, EventWriter
 from .form import as_error_body, error_object, usage_of
+
+_PIECES = ("text", "thinking", "partial_json")
 
 
 def as_message_stream(stream: Stream, *, input_tokens: int, stops: Collection[str]) -> Stream:
@@ -28,8 +30,12 @@ async def _frames(chunks: AsyncGenerator[Frame, None], writer: EventWriter) -> A
             if item.failed:
                 yield Frame(data=as_error_body(500, item.data), event="error", failed=True)
                 return
+            content = item.content
             for event in writer.read(_parsed(item.data)):
-                yield _framed(event, content=item.content)
+                yield _framed(event, content=content)
+                content = 0
+            if content:
+                yield Frame(data=b"", content=content)  # what is no part of the answer here, yet was written
     for event in writer.end():
         yield replace(_framed(event), usage=usage if event["type"] == "message_delta" else None)
 
@@ -61,7 +67,7 @@ def _parsed(data: bytes) -> Mapping[str, Any]:
         raise UpstreamError("the backend sent a chunk with a number out of range") from error
 
 
-def _framed(event: Event, *, content: bool = False) -> Frame:
+def _framed(event: Event, *, content: int = 0) -> Frame:
     return Frame(data=dumps(event), event=event["type"], content=content)
 
 
@@ -98,10 +104,19 @@ class MessageStreamReader:
                 self._usage |= {name: value for name, value in told.items() if value is not None}
         usage = usage_of(self._usage) if kind == "message_stop" else None
         data = self._hidden(data) if kind == "error" else data
-        yield Frame(data=data, event=kind, content=kind == "content_block_delta", failed=kind == "error", usage=usage)
+        yield Frame(data=data, event=kind, content=_said_in(event), failed=kind == "error", usage=usage)
 
     def end(self) -> Iterator[Frame]:
         """The stream's end: fine only after the last event."""
         if not self.over:
             raise UpstreamError(f"backend {self._backend!r} ended its stream before the answer was finished")
         return iter(())
+
+
+def _said_in(event: Mapping[str, Any]) -> int:
+    """About how many bytes of text an event brings."""
+    if event["type"] != "content_block_delta":
+        return 0
+    delta = event.get("delta")
+    told = delta if isinstance(delta, dict) else {}
+    return max(1, sum(size_of(text) for name in _PIECES if isinstance(text := told.get(name), str)))

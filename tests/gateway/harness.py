@@ -8,9 +8,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -178,3 +179,35 @@ def start_gateway(policy_file: Path, *, log_level: str = "info", **environ: str)
 def stop_gateway(gateway: Gateway) -> None:
     gateway.process.terminate()
     gateway.process.wait(timeout=PATIENCE_S)
+
+
+class Driven:
+    """One POST to an application in this process, driven by hand: its client can leave."""
+
+    def __init__(self, app: Any, path: str, body: Mapping[str, Any], *, key: str) -> None:
+        self._body, self._gone = json.dumps(body).encode(), asyncio.Event()
+        self.sent: list[Any] = []
+        scope = {
+            "type": "http", "http_version": "1.1", "method": "POST", "scheme": "http", "path": path, "root_path": "",
+            "query_string": b"", "headers": [(b"authorization", f"Bearer {key}".encode())],
+            "server": ("x", 80), "client": ("y", 1),
+        }  # fmt: skip
+        self.done = asyncio.ensure_future(app(scope, self._receive, self._send))
+
+    async def _receive(self) -> Any:
+        if self._body:
+            body, self._body = self._body, b""
+            return {"type": "http.request", "body": body, "more_body": False}
+        await self._gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message: Any) -> None:
+        self.sent.append(message)
+
+    @property
+    def status(self) -> int:
+        return self.sent[0]["status"]
+
+    async def leave(self) -> None:
+        self._gone.set()
+        await self.done

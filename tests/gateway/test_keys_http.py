@@ -1,7 +1,6 @@
 """API keys and limits as clients meet them: statuses, error bodies, headers, and what comes of those who leave."""
 
 import asyncio
-import json
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,6 +14,8 @@ from promptsluice.gateway.backends.echo import EchoBackend
 from promptsluice.policies import PolicySet
 from promptsluice.policies.match import digest
 from promptsluice.prompt import Usage
+
+from .harness import Driven
 
 HI = [{"role": "user", "content": "one two three four"}]
 CHAT = "/v1/chat/completions"
@@ -58,7 +59,7 @@ class Gated(EchoBackend):
         return await super().complete(call)
 
     async def _frames(self, *, usage: bool) -> AsyncGenerator[Frame, None]:
-        yield Frame(data=b'{"choices":[{"index":0,"delta":{"content":"word"}}]}', content=True)
+        yield Frame(data=b'{"choices":[{"index":0,"delta":{"content":"word"}}]}', content=4)
         self.begun.set()
         await self.go.wait()
         yield Frame(data=b"{}" if usage else b"", usage=Usage(prompt_tokens=100, completion_tokens=23))
@@ -224,41 +225,12 @@ async def test_what_is_refused_or_fails_costs_no_tokens(house: House) -> None:
     assert spent < 20
 
 
-class Streaming:
-    """A streamed request, driven by hand: it can leave."""
-
-    def __init__(self, house: House, key: str, **fields: Any) -> None:
-        body = {"model": "echo", "messages": HI, "stream": True, **fields}
-        self._body, self._gone = json.dumps(body).encode(), asyncio.Event()
-        self.sent: list[Any] = []
-        headers = [(b"authorization", f"Bearer {key}".encode())]
-        scope = {
-            "type": "http", "http_version": "1.1", "method": "POST", "scheme": "http", "path": CHAT, "root_path": "",
-            "query_string": b"", "headers": headers, "server": ("x", 80), "client": ("y", 1),
-        }  # fmt: skip
-        self.done = asyncio.ensure_future(house.app(scope, self._receive, self._send))
-
-    async def _receive(self) -> Any:
-        if self._body:
-            body, self._body = self._body, b""
-            return {"type": "http.request", "body": body, "more_body": False}
-        await self._gone.wait()
-        return {"type": "http.disconnect"}
-
-    async def _send(self, message: Any) -> None:
-        self.sent.append(message)
-
-    @property
-    def status(self) -> int:
-        return self.sent[0]["status"]
-
-    async def leave(self) -> None:
-        self._gone.set()
-        await self.done
+def streaming(house: House, key: str, **fields: Any) -> Driven:
+    return Driven(house.app, CHAT, {"model": "echo", "messages": HI, "stream": True, **fields}, key=key)
 
 
 async def test_a_place_is_free_again_however_a_stream_ends(house: House) -> None:
-    one = Streaming(house, "single")
+    one = streaming(house, "single")
     await house.backend.begun.wait()
     refused = await house.post("single")
     assert refused.status_code == 429 and refused.headers["retry-after"] == "1"
@@ -267,7 +239,7 @@ async def test_a_place_is_free_again_however_a_stream_ends(house: House) -> None
     await one.leave()
     assert house.sample("promptsluice_key_active", key="single") == 0
     house.backend.begun.clear()
-    two = Streaming(house, "single")
+    two = streaming(house, "single")
     await house.backend.begun.wait()
     house.backend.go.set()
     await asyncio.sleep(0)
@@ -279,14 +251,14 @@ async def test_streams_pay_what_their_usage_says_or_what_was_sent(house: House) 
     def charged() -> float:
         return house.sample("promptsluice_key_tokens_total", key="daily")
 
-    left = Streaming(house, "daily", max_tokens=50)
+    left = streaming(house, "daily", max_tokens=50)
     await house.backend.begun.wait()
     await left.leave()
     assert 1 <= charged() <= 30, "the prompt and a word"
     before = charged()
     house.backend.go.set()
     for asked in (True, False):
-        whole = Streaming(house, "daily", max_tokens=50, stream_options={"include_usage": asked})
+        whole = streaming(house, "daily", max_tokens=50, stream_options={"include_usage": asked})
         await whole.done
         assert whole.status == 200 and charged() == before + 123
         before = charged()

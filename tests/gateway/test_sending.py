@@ -1,6 +1,7 @@
 """How requests get to upstreams: cancelled at any moment, cut off, late, and past what a pool allows."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -187,6 +188,18 @@ async def test_nobody_there_and_no_cookie_kept() -> None:
             await response.aclose()
         server.close()
     assert len(seen) == 2 and not any(b"cookie" in head.lower() or b"/else" in head for head in seen)
+
+
+async def test_who_waits_for_a_place_in_the_pool_is_not_yet_asking() -> None:
+    async with serving(OK) as url, AioTransport(max_connections=1) as sender:
+        first = await sender.handle_async_request(asking(url))
+        waiting = asyncio.create_task(sender.handle_async_request(asking(url)))
+        await asyncio.sleep(0.01)
+        freed_at = time.perf_counter()
+        await first.aclose()
+        second = await waiting
+        assert first.extensions["asked_at"] < freed_at <= second.extensions["asked_at"]
+        await second.aclose()
 
 
 def test_a_proxy_in_the_environment_is_used(monkeypatch: pytest.MonkeyPatch) -> None:

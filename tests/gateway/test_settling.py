@@ -1,0 +1,213 @@
+"""What a request is charged for where nobody tells what was used, and where its client does not wait for the end."""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from promptsluice.gateway.app import create_app
+from promptsluice.gateway.backends.base import Answer, Call, Frame, Stream
+from promptsluice.gateway.backends.echo import EchoBackend
+from promptsluice.gateway.backends.openai import UpstreamBackend
+from promptsluice.policies import CostModel, Ledger, PolicySet
+from promptsluice.policies.match import digest
+from promptsluice.policies.schema import OpenAIBackend
+from promptsluice.prompt import Usage
+
+from .harness import Driven
+
+CHAT, MESSAGES, TEXT = "/v1/chat/completions", "/v1/messages", "/v1/completions"
+QUESTION = "four letters make a token " * 40
+PROMPT = len(QUESTION) // 4
+FILE = f"""
+version: 1
+default_policy: off
+server: {{api_keys: [{{name: one, sha256: {digest("one")}, limits: {{tokens_per_day: 1000000}}}}]}}
+backends:
+  far: {{kind: openai, base_url: "http://127.0.0.1:9/v1", models: [far]}}
+  native: {{kind: openai, base_url: "http://127.0.0.1:9/v1", models: [native], messages: native}}
+"""
+
+
+class Scripted(httpx.AsyncBaseTransport):
+    """An upstream: its head after `head`, then `pieces`, then the end after `end`."""
+
+    def __init__(self) -> None:
+        self.asked, self.told = asyncio.Event(), asyncio.Event()
+        self.head, self.end = asyncio.Event(), asyncio.Event()
+        self.pieces: Sequence[bytes] = ()
+        self.status = 200
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        self.asked.set()
+        await self.head.wait()
+        return httpx.Response(
+            self.status, headers={"content-type": "text/event-stream"}, stream=_Pieces(self), request=request
+        )
+
+
+class _Pieces(httpx.AsyncByteStream):
+    def __init__(self, script: Scripted) -> None:
+        self._script = script
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for piece in self._script.pieces:
+            yield piece
+        self._script.told.set()
+        await self._script.end.wait()
+
+
+class House:
+    def __init__(self, app: Any, upstream: Scripted) -> None:
+        self.app, self.upstream = app, upstream
+
+    def ask(self, path: str = CHAT, **fields: Any) -> Driven:
+        what: dict[str, Any] = {"messages": [{"role": "user", "content": QUESTION}]}
+        if path in (TEXT, "/v1/embeddings"):
+            what = {"prompt" if path == TEXT else "input": QUESTION}
+        return Driven(self.app, path, {"model": "far", "max_tokens": 99, **what, **fields}, key="one")
+
+    @property
+    def charged(self) -> float:
+        registry = self.app.state.sluice.metrics.registry
+        return registry.get_sample_value("promptsluice_key_tokens_total", {"key": "one"}) or 0.0
+
+
+@pytest.fixture
+async def house(tmp_path: Path) -> AsyncIterator[House]:
+    policies = PolicySet.from_text(FILE + f"collections: {{root: {tmp_path}/c}}\nkv_cache: {{path: {tmp_path}/kv}}\n")
+    upstream, backends = Scripted(), {}
+    for name, spec in policies.backends.items():
+        assert isinstance(spec, OpenAIBackend)
+        backends[name] = UpstreamBackend(name, spec, transport=upstream)
+    app = create_app(policies, backends=backends)
+    async with app.router.lifespan_context(app):
+        yield House(app, upstream)
+
+
+def chunk(delta: dict[str, Any], **more: Any) -> bytes:
+    told = {"index": 0, "delta": delta, "finish_reason": None, **more}
+    return b"data: " + json.dumps({"id": "c", "choices": [told]}).encode() + b"\n\n"
+
+
+DONE = chunk({}, finish_reason="stop") + b"data: [DONE]\n\n"
+
+
+@pytest.mark.parametrize("path", [CHAT, MESSAGES, TEXT, "/v1/embeddings"])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_who_leaves_before_an_answer_begins_pays_the_prompt(house: House, path: str, stream: bool) -> None:
+    asked = house.ask(path, stream=stream)
+    await house.upstream.asked.wait()
+    await asked.leave()
+    assert not asked.sent
+    assert PROMPT - 1 <= house.charged <= PROMPT + 30, "an estimate, for embeddings of the whole body"
+
+
+async def test_who_leaves_before_the_first_token_pays_the_prompt(house: House) -> None:
+    house.upstream.head.set()
+    house.upstream.pieces = [chunk({"role": "assistant", "content": ""})]
+    asked = house.ask(stream=True)
+    await house.upstream.told.wait()
+    await asked.leave()
+    assert house.charged == PROMPT
+
+
+THOUGHTS = [
+    (CHAT, "far", lambda text: chunk({"reasoning_content": text})),
+    (CHAT, "far", lambda text: chunk({"content": None, "reasoning": text})),
+    (MESSAGES, "far", lambda text: chunk({"reasoning_content": text})),
+    (
+        MESSAGES,
+        "native",
+        lambda text: (
+            b"data: "
+            + json.dumps(
+                {"type": "content_block_delta", "delta": {"type": "thinking_delta", "thinking": text}}
+            ).encode()
+            + b"\n\n"
+        ),
+    ),
+]
+
+
+@pytest.mark.parametrize(("path", "model", "thought"), THOUGHTS)
+async def test_thoughts_are_paid_by_who_reads_only_them(
+    house: House, path: str, model: str, thought: Callable[[str], bytes]
+) -> None:
+    house.upstream.head.set()
+    house.upstream.pieces = [thought("hmm " * 100)] * 5
+    asked = house.ask(path, model=model, stream=True)
+    await house.upstream.told.wait()
+    await asked.leave()
+    assert house.charged == PROMPT + 500
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        [chunk({"content": "word" * 500})] * 4,
+        [chunk({"content": "word"})] * 2000,
+        [chunk({"content": "word" * 500}, logprobs={"content": [{"token": "word", "bytes": [1] * 4000}]})] * 4,
+        [chunk({"content": "w" if at % 2 else "word" * 1000}) for at in range(4)],
+        [chunk({"tool_calls": [{"index": 0, "function": {"arguments": "word" * 500}}]})] * 4,
+        [chunk({"refusal": "word" * 250}, text="word" * 250)] * 4,
+    ],
+    ids=["large", "small", "with log-probabilities", "uneven", "calls", "other fields"],
+)
+async def test_without_usage_a_stream_pays_for_its_text_however_it_is_cut(house: House, pieces: list[bytes]) -> None:
+    house.upstream.head.set()
+    house.upstream.end.set()
+    house.upstream.pieces = [*pieces, DONE]
+    asked = house.ask(stream=True)
+    await asked.done
+    assert asked.status == 200 and house.charged == pytest.approx(PROMPT + 2000, abs=2)
+
+
+async def test_what_breaks_off_before_the_first_token_costs_nothing(house: House) -> None:
+    house.upstream.head.set()
+    house.upstream.end.set()
+    house.upstream.pieces = [chunk({"role": "assistant", "content": ""})]
+    await house.ask(stream=True).done
+    house.upstream.status = 400
+    await house.ask(stream=True).done
+    assert house.charged == 0
+
+
+class AskedLongAgo(EchoBackend):
+    """Says that it was asked a minute before it was."""
+
+    async def complete(self, call: Call) -> Answer | Stream:
+        return Stream(frames=self._frames(), asked_at=time.perf_counter() - 60)
+
+    async def _frames(self) -> AsyncGenerator[Frame, None]:
+        yield Frame(data=b'{"choices":[{"index":0,"delta":{"content":"word"}}]}', content=4)
+        yield Frame(data=b"", usage=Usage(prompt_tokens=100, completion_tokens=1))
+
+
+class Told(Ledger):
+    """Remembers what it was told."""
+
+    def __init__(self) -> None:
+        super().__init__(CostModel())
+        self.prefills: list[tuple[int, float]] = []
+
+    def ran(self, what: str, *, tokens: int, ms: float, predicted_ms: float | None = None) -> None:
+        assert what == "prefill"
+        self.prefills.append((tokens, ms))
+
+
+async def test_what_is_learned_of_an_upstream_begins_when_it_is_asked(tmp_path: Path) -> None:
+    text = FILE + f"collections: {{root: {tmp_path}/c}}\nkv_cache: {{path: {tmp_path}/kv}}\n"
+    backend = AskedLongAgo("far", models=["far"])
+    backend.ledger = told = Told()
+    app = create_app(PolicySet.from_text(text), backends={"far": backend})
+    async with app.router.lifespan_context(app):
+        await Driven(
+            app, CHAT, {"model": "far", "messages": [{"role": "user", "content": "hi"}], "stream": True}, key="one"
+        ).done
+    ((tokens, ms),) = told.prefills
+    assert tokens == 100 and ms >= 60_000
