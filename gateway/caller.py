@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from ..policies import ApiKeySpec
 from .keys.ticket import Ticket
 
-# Client headers that go upstream; everything else, keys and cookies above all, stays here.
-_FORWARDED = frozenset({"idempotency-key", "openai-beta", "traceparent", "tracestate"})
+# Client headers that go upstream as they came; everything else, keys and cookies above all, stays here.
+_FORWARDED = frozenset({"openai-beta", "traceparent", "tracestate"})
+_IDEMPOTENCY = "idempotency-key"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +33,15 @@ class Caller:
 
     @property
     def forwarded(self) -> dict[str, str]:
-        return {name: value for name, value in self.headers.items() if name in _FORWARDED}
+        """The headers that may go upstream. All tenants share one key there, so that an idempotency key, which names a
+        request of one of them, becomes a digest of the tenant and of the key: nobody gets another's answer.
+        """
+        headers = {name: value for name, value in self.headers.items() if name in _FORWARDED}
+        given = self.headers.get(_IDEMPOTENCY)
+        if given is not None:
+            scoped = f"{self.tenant}/{given}".encode("utf-8", "replace")
+            headers[_IDEMPOTENCY] = hashlib.sha256(scoped).hexdigest()
+        return headers
 
     @property
     def wants_report(self) -> bool:

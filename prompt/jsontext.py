@@ -14,6 +14,14 @@ from typing import Any
 from .errors import BadRequest
 from .segment import Path
 
+DECIDED = frozenset(
+    {
+        *("model", "messages", "prompt", "input", "system", "instructions", "tools", "stream", "stream_options", "n"),
+        *("max_tokens", "max_completion_tokens", "max_output_tokens", "user", "previous_response_id", "store"),
+    }
+)
+"""Top-level fields of requests by which it is decided who answers, whether he may, and what that costs."""
+
 _SPACE = re.compile(r"[ \t\n\r]*")
 _BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*+"|[\[{]|[\]}]', re.DOTALL)
 _SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
@@ -53,14 +61,20 @@ def check_depth(text: str, limit: int) -> None:
             depth -= 1
 
 
+_READER = json.JSONDecoder(parse_constant=_refuse_constant)
+
+
 def parse(text: str, *, max_depth: int) -> Any:
     """Parse JSON with a depth limit.
 
-    BadRequest for broken JSON, NaN and Infinity, and strings that no UTF-8 can carry.
+    BadRequest for broken JSON, NaN and Infinity, strings that no UTF-8 can carry, and fields of `DECIDED` that stand
+    twice in an object that is the whole text, or are spelled otherwise there.
     """
     check_depth(text, max_depth)
     try:
-        value = json.loads(text, parse_constant=_refuse_constant)
+        value = _object(text)
+        if value is None:
+            value = json.loads(text, parse_constant=_refuse_constant)
     except json.JSONDecodeError as exc:
         where = f"line {exc.lineno} column {exc.colno}"
         raise BadRequest(f"the body is not valid JSON: {exc.msg} at {where}", code="invalid_json") from exc
@@ -69,6 +83,47 @@ def parse(text: str, *, max_depth: int) -> Any:
     if _SURROGATE_ESCAPE.search(text):
         _refuse_lone_surrogates(value)
     return value
+
+
+def _object(text: str) -> dict[str, Any] | None:
+    """An object that is the whole text, read member by member; None for all else, also for what is broken."""
+    found: dict[str, Any] = {}
+    try:
+        at = _skip(text, 0)
+        if text[at] != "{":
+            return None
+        at = _skip(text, at + 1)
+        while text[at] == '"':
+            key, at = _READER.raw_decode(text, at)
+            at = _skip(text, at)
+            if text[at] != ":":
+                return None
+            value, at = _READER.raw_decode(text, _skip(text, at + 1))
+            _refuse_ambiguous(key, again=key in found)
+            found[key] = value
+            at = _skip(text, at)
+            if text[at] != ",":
+                break
+            at = _skip(text, at + 1)
+            if text[at] != '"':
+                return None
+        return found if text[at] == "}" and _skip(text, at + 1) == len(text) else None
+    except (ValueError, IndexError):
+        return None
+
+
+def _refuse_ambiguous(key: str, *, again: bool) -> None:
+    """Servers differ in which of two members of the same name they read, and some take `Model` for `model`: what was
+    decided by one of them would be carried out by another.
+    """
+    name = key.casefold()
+    if name not in DECIDED:
+        return
+    if key != name:
+        message = f"the field {key!r} is another spelling of {name!r}, for which some servers take it; send {name!r}"
+        raise BadRequest(message, param=key, code="ambiguous_field")
+    if again:
+        raise BadRequest(f"the field {key!r} is given twice; send it once", param=key, code="ambiguous_field")
 
 
 def _refuse_lone_surrogates(value: Any) -> None:

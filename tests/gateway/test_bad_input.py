@@ -29,6 +29,12 @@ CASES: list[tuple[str, bytes, int, str | None, str | None]] = [
     ("broken JSON", b'{"model":', 400, None, "invalid_json"),
     ("no JSON at all", b"hello", 400, None, "invalid_json"),
     ("nothing", b"", 400, None, "invalid_json"),
+    ("two models", b'{"model":"echo",' + chat(model="far")[1:], 400, "model", "ambiguous_field"),
+    ("two models, one with an escape", b'{"m\\u006fdel":"echo",' + chat()[1:], 400, "model", "ambiguous_field"),
+    ("two spellings of model", chat(Model="far"), 400, "Model", "ambiguous_field"),
+    ("a spelling that folds to stream", chat()[:-1] + b',"\\u017ftream":true}', 400, "\u017ftream", "ambiguous_field"),
+    ("max_tokens in capitals", chat(MAX_TOKENS=9), 400, "MAX_TOKENS", "ambiguous_field"),
+    ("messages twice", chat()[:-1] + b', "messages": []}', 400, "messages", "ambiguous_field"),
     ("not UTF-8", b'{"model":"\xff"}', 400, None, "invalid_json"),
     ("no object", b"[1]", 400, None, "invalid_json"),
     ("10,000 levels in an ignored field", NESTED, 400, None, None),
@@ -130,6 +136,15 @@ def test_chat_completions(
     assert code is None or error["code"] == code
     assert "Traceback" not in response.text
     assert gateway.post(chat()).json()["choices"][0]["message"]["content"] == "hi"
+
+
+@pytest.mark.parametrize("path", ["completions", "embeddings", "messages", "responses", "compress"])
+def test_no_route_takes_a_field_twice_or_in_another_spelling(gateway: Gateway, path: str) -> None:
+    body = {"model": "echo", "messages": HI, "prompt": "hi", "input": "hi", "max_tokens": 5}
+    for raw in (json.dumps({**body, "Model": "far"}), '{"user": "a",' + json.dumps({**body, "user": "b"})[1:]):
+        response = http.post(f"{gateway.url}/v1/{path}", content=raw)
+        assert (response.status_code == 400 and "ambiguous_field" in response.text) or path == "messages", response.text
+        assert "another spelling of 'model'" in response.text or "'user' is given twice" in response.text
 
 
 @pytest.mark.parametrize(
@@ -255,6 +270,7 @@ def test_label_values_are_bounded(gateway: Gateway, upstream: Upstream) -> None:
     def size() -> int:
         return len(http.get(f"{gateway.url}/metrics").text.splitlines())
 
+    size()  # which has lines of its own from then on
     with httpx.Client(base_url=gateway.url) as client:
         for number in range(3):
             client.get(f"/random/{number}")

@@ -54,6 +54,19 @@ def test_gw_46_no_field_names_a_destination(
     assert upstream.seen[0].headers["host"] == f"127.0.0.1:{upstream.port}"
 
 
+def test_an_idempotency_key_is_its_tenants_own(gateway: Gateway, upstream: Upstream) -> None:
+    ok(upstream)
+    for path in ROUTES[:3]:
+        for tenant in ("one", "one", "two"):
+            key = {"authorization": f"Bearer {tenant}", "idempotency-key": "retry-1"}
+            assert post(gateway, path, body_for("far"), **key).status_code == 200
+        assert post(gateway, path, body_for("far"), authorization="Bearer one").status_code == 200
+    sent = [exchange.headers.get("idempotency-key") for exchange in upstream.seen]
+    first, again, other, none = sent[:4]
+    assert first == again != other and none is None and sent == sent[:4] * 3
+    assert first and other and "retry-1" not in first + other and len(first) == 64
+
+
 SECRET = "gw-test-key-0815"
 CARRIERS = (
     "authorization", "x-api-key", "api-key", "proxy-authorization", "cookie", "x-goog-api-key", "x-auth-token",

@@ -33,7 +33,7 @@ def body(messages: list[dict[str, Any]], **fields: Any) -> bytes:
 def test_untouched_is_byte_identical() -> None:
     raw = (
         b'{ "messages":[ {"content":"caf\\u00e9 \\ud83d\\ude00", "role" : "user","x":1.50e+3} ],'
-        b'\n "model" : "m", "seed": 12345678901234567890 , "model":"n"}'
+        b'\n "model" : "m", "seed": 12345678901234567890 , "seed":1}'
     )
     prompt = Prompt.from_body(raw)
     assert not prompt.changed
