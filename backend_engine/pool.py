@@ -1,5 +1,7 @@
 """The paged KV pool: one tensor for all layers, addressed by slot. It knows neither requests nor ownership."""
 
+from importlib import import_module
+
 import torch
 from torch import Tensor
 
@@ -83,8 +85,11 @@ class KVPool:
     def copy(self, source: int, target: int, *, tokens: int) -> None:
         """Copy the first tokens of the page `source` to the page `target` for all layers (its copy-on-write)."""
         assert source != target and 0 < tokens <= self.page_size, (source, target, tokens)
-        old, new = (self.data.narrow(2, page * self.page_size, tokens) for page in (source, target))
-        new.copy_(old)
+        old, new = source * self.page_size, target * self.page_size
+        if self.data.device.type == "cuda":
+            import_module(".pool_triton", __package__).copy_slots(self.data, old, new, tokens)
+        else:
+            self.data.narrow(2, new, tokens).copy_(self.data.narrow(2, old, tokens))
 
     @property
     def _rounds(self) -> bool:

@@ -4,7 +4,7 @@ Few rows are bound by reading the matrix, which is why it is read as it is store
 matrix is widened once, or, of fp8, the rows are rounded too and both go through the card's 8-bit matrix units.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -98,12 +98,32 @@ class RoundedMatrix:
 def tiling_of(rows: int, inputs: int, outputs: int, *, packed: bool) -> Tiling:
     """How a product is cut; a matrix of few outputs is cut finer, to keep the card busy."""
     wide = outputs >= 8192
+    chosen = _wide(rows, packed=packed) if wide else _narrow(rows, packed=packed)
+    return replace(chosen, block_k=min(chosen.block_k, _padded(inputs)))
+
+
+def _wide(rows: int, *, packed: bool) -> Tiling:
     if rows == 1:
-        return Tiling(1, 8 if wide else 4, min(2048 if packed else 1024, _padded(inputs)), 4, 2)
-    deep = min(256 if rows <= 16 else 128, _padded(inputs))
+        return Tiling(1, 4, 2048, 4, 2) if packed else Tiling(1, 4, 512, 2, 2)
+    if rows <= 16:
+        return Tiling(16, 64, 128, 4, 3)
     if rows <= 32:
-        return Tiling(max(16, triton.next_power_of_2(rows)), 64 if wide else 32, deep, 4, 4)
-    return Tiling(64 if rows <= 64 else 128, 128 if wide else 64, min(64, deep), 4, 4, swapped=True)
+        return Tiling(32, 128, 128, 4, 3)
+    if rows <= 64:
+        return Tiling(64, 128, 64, 4, 4, swapped=True) if packed else Tiling(64, 128, 128, 4, 3)
+    return Tiling(128, 128, 64, 4, 4, swapped=packed)
+
+
+def _narrow(rows: int, *, packed: bool) -> Tiling:
+    if rows == 1:
+        return Tiling(1, 4, 512 if packed else 1024, 4, 2)
+    if rows <= 16:
+        return Tiling(16, 32, 256, 4, 4)
+    if rows <= 32:
+        return Tiling(32, 64, 128, 4, 5) if packed else Tiling(32, 32, 256, 4, 3)
+    if packed:
+        return Tiling(64, 64, 128, 4, 4, swapped=True)
+    return Tiling(64, 64, 64, 4, 4, swapped=True) if rows <= 64 else Tiling(128, 64, 128, 4, 4, swapped=True)
 
 
 def _padded(inputs: int) -> int:

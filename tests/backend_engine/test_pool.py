@@ -1,5 +1,7 @@
 """The KV pool moves whole tokens by slot, and a step's layout finds their slots."""
 
+import importlib
+import os
 from pathlib import Path
 
 import pytest
@@ -7,6 +9,10 @@ import torch
 from promptsluice.backend_engine import KVBlock, KVPool, load_model
 from promptsluice.backend_engine.batch import RequestRows, build_batch
 from promptsluice.backend_engine.spec import ModelSpec
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+if DEVICE == "cpu":  # read when the kernels are first imported, which happens below
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +41,16 @@ def test_the_start_of_a_page_is_copied_and_nothing_else(spec: ModelSpec) -> None
     assert torch.equal(pool.data[:, :, 4:7], before[:, :, 12:15])
     untouched = [slot for slot in range(20) if not 4 <= slot < 7]
     assert torch.equal(pool.data[:, :, untouched], before[:, :, untouched])
+
+
+def test_the_kernel_copies_what_torch_does() -> None:
+    """Through Triton's interpreter where there is no GPU; more numbers than one program copies."""
+    copy_slots = importlib.import_module("promptsluice.backend_engine.pool_triton").copy_slots
+    data = torch.randn(3, 2, 40, 5, 128, device=DEVICE)
+    expected = data.clone()
+    expected[:, :, 16:27] = data[:, :, 3:14]
+    copy_slots(data, 3, 16, 11)
+    assert torch.equal(data, expected)
 
 
 def test_a_read_is_a_copy(spec: ModelSpec) -> None:
