@@ -5,12 +5,14 @@ of the request that it is for.
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any
 
 from ..compressors.context import Generated
 from ..policies import Policy
 from ..prompt import Prompt, PromptsluiceError, Report, UpstreamError, Usage
-from .backends.base import Answer, Backend, Call
+from .backends.base import Answer, Backend, Call, estimated_tokens
+from .keys.ticket import Spent, Ticket
 
 # Backends are asked directly, so that no policy of this gateway can apply to such a chat; and where a backend is a
 # gateway of this kind, this keeps it from summarizing in turn.
@@ -18,13 +20,21 @@ _OFF = {"x-promptsluice-policy": "off"}
 
 
 class Generating:
-    """For one request: to be called from a worker thread, answered on `loop`. `usage` is the sum of what was billed."""
+    """For one request: to be called from a worker thread, answered on `loop`. `usage` is the sum of what was billed,
+    `ticket` the request's account, which is charged.
+    """
 
     def __init__(
-        self, backends: Mapping[str, Backend], loop: asyncio.AbstractEventLoop, *, request_id: str, tenant: str
+        self,
+        backends: Mapping[str, Backend],
+        loop: asyncio.AbstractEventLoop,
+        *,
+        request_id: str,
+        tenant: str,
+        ticket: Ticket | None = None,
     ) -> None:
         self._backends, self._loop = backends, loop
-        self._request_id, self._tenant = request_id, tenant
+        self._request_id, self._tenant, self._ticket = request_id, tenant, ticket
         self.usage = Usage()
 
     def __call__(
@@ -55,13 +65,31 @@ class Generating:
             raise PromptsluiceError(f"there is no backend {backend!r} to ask")
         chosen = self._backends[backend]
         await chosen.available()
-        reply = await chosen.complete(call)
-        assert isinstance(reply, Answer), "no stream was asked for"
-        if reply.status >= 400:
-            raise UpstreamError(f"backend {backend} answered with status {reply.status}")
+        prompt = sum(estimated_tokens(message["content"]) for message in messages)
+        async with self._account(prompt=prompt, output=max_tokens) as spent:
+            reply = await self._reply(chosen, call, prompt, spent)
         if reply.usage is not None:
             self.usage = _sum(self.usage, reply.usage)
         return _generated(reply.body)
+
+    def _account(self, *, prompt: int, output: int) -> AbstractAsyncContextManager[Spent]:
+        return nullcontext(Spent()) if self._ticket is None else self._ticket.aside(prompt=prompt, output=output)
+
+    async def _reply(self, backend: Backend, call: Call, prompt: int, spent: Spent) -> Answer:
+        """The whole answer. Enters what it cost: of an error nothing, of one that nobody waits for the prompt."""
+        spent.tokens = prompt
+        try:
+            reply = await backend.complete(call)
+            assert isinstance(reply, Answer), "no stream was asked for"
+            if reply.status >= 400:
+                raise UpstreamError(f"backend {backend.name} answered with status {reply.status}")
+        except PromptsluiceError:
+            spent.tokens = 0
+            raise
+        billed = reply.usage
+        written = prompt + len(reply.body) // 4
+        spent.tokens = written if billed is None else billed.prompt_tokens + billed.completion_tokens
+        return reply
 
 
 def _generated(body: bytes) -> Generated:

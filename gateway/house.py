@@ -16,6 +16,7 @@ from .backends.registry import backends_of
 from .generating import Generating
 from .keys.counters import Counters
 from .keys.opening import counters_of
+from .keys.ticket import Ticket
 from .metrics import Metrics
 from .optimization import Tools
 from .rooms import Rooms
@@ -161,11 +162,14 @@ class Sluice:
             kv_reuse=chosen.kv_reuse,
         )
 
-    def tools_for(self, tenant: str, backend: str, *, request_id: str) -> Tools:
-        """What it may use for a tenant's request. To be called on the event loop that the backends run on."""
+    def tools_for(self, tenant: str, backend: str, *, request_id: str, ticket: Ticket | None = None) -> Tools:
+        """What it may use for a tenant's request. To be called on the event loop that the backends run on. `ticket` is
+        charged for models that are asked on the side.
+        """
+        loop = asyncio.get_running_loop()
         return replace(
             self.tools(backend),
-            generate=Generating(self.backends, asyncio.get_running_loop(), request_id=request_id, tenant=tenant),
+            generate=Generating(self.backends, loop, request_id=request_id, tenant=tenant, ticket=ticket),
             memory=self.rooms.summaries.of(tenant),
             keep=lambda key, text: self.rooms.originals.put(tenant, key, text),
         )

@@ -73,6 +73,7 @@ async def answer(sluice: Sluice, raw: bytes, caller: Caller) -> Answer | Stream:
             began=began,
             shadow=True,
             record=record,
+            ticket=caller.ticket,
         )
     reply = await dispatch(sluice, prepared, caller)
     return with_account(sluice, prepared, reply, caller)
@@ -151,9 +152,10 @@ async def prepare(
     shadow: bool = False,
     sent: bool = True,
     record: Record | None = None,
+    ticket: Ticket | None = None,
 ) -> Prepared:
     """Rewrite the prompt by its policy, in a worker thread; what is late or breaks leaves it as it was. What is kept of
-    it is kept for `tenant`.
+    it is kept for `tenant`; `ticket` is charged for models that are asked on the side.
 
     PolicyNotApplied instead, where the route is closed on failures. `shadow`: begin to carry out the policy that the
     route wants to see, too. `sent`: what it becomes will be sent, so that later turns have to begin like it.
@@ -174,7 +176,7 @@ async def prepare(
         show(record, outcome, outline_of(sluice, record, outcome))
     else:
         outcome = await _optimized(
-            sluice, prompt, resolution, tenant=tenant, request_id=request_id, sent=sent, record=record
+            sluice, prompt, resolution, tenant=tenant, request_id=request_id, sent=sent, record=record, ticket=ticket
         )
     outcome.report_to(report)
     report.overhead_ms = (time.perf_counter() - start) * 1000
@@ -218,8 +220,9 @@ async def _optimized(
     request_id: str,
     sent: bool,
     record: Record | None,
+    ticket: Ticket | None,
 ) -> Optimized:
-    tools = sluice.tools_for(tenant, resolution.backend, request_id=request_id)
+    tools = sluice.tools_for(tenant, resolution.backend, request_id=request_id, ticket=ticket)
     policy = resolution.policy
     scope = scope_of("request", tenant, resolution.backend, policy)
 

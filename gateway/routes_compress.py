@@ -22,7 +22,13 @@ async def compress(request: Request, sluice: House, caller: Known) -> Response:
     backend = sluice.backends[resolution.backend]
     await backend.available()
     prepared = await pipeline.prepare(
-        sluice, prompt, resolution, tenant=caller.tenant, request_id=caller.request_id, sent=False
+        sluice,
+        prompt,
+        resolution,
+        tenant=caller.tenant,
+        request_id=caller.request_id,
+        sent=False,
+        ticket=caller.ticket,
     )
     body = await sluice.readers.run(lambda: _body(prepared, backend))
     return Response(body, headers=prepared.report.headers(), media_type="application/json")

@@ -55,6 +55,7 @@ async def create_message(request: Request, sluice: House, caller: Known) -> Resp
             began=began,
             shadow=True,
             record=record,
+            ticket=caller.ticket,
         )
     call = _call(asked, prepared, caller, prompt=prepared.prompt, plan=prepared.plan)
     reply = await pipeline.replied(

@@ -4,7 +4,12 @@ import re
 
 from ...policies.schema import Scope
 
-SPENDING = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/embeddings"})
+SPENDING = frozenset(
+    {
+        *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/embeddings"),
+        "/v1/compress",  # by models that are asked for summaries
+    }
+)
 """The routes on which tokens are spent."""
 _COLLECTIONS = re.compile(r"/v1/collections(/.*)?", re.DOTALL)
 _SEARCH = re.compile(r"/v1/collections/[^/]+/search")

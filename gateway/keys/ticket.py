@@ -2,7 +2,8 @@
 
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from ...policies.schema import ApiKeySpec, LimitsSpec
@@ -16,11 +17,36 @@ ANONYMOUS = "anonymous"
 _NO_RETRY_S = 60.0  # SDKs do not wait longer than that, but ask again at once
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Reserved:
+    """Tokens that were taken of a key's limits at a time, in seconds since 1970, before they are used."""
+
+    name: str
+    taken: Taken
+    tokens: int
+    at: float
+
+    def settle(self, used: int) -> None:
+        """Take what more was used, or give the rest back, as far as it has not come back by itself."""
+        now, more = time.time(), used - self.tokens
+        limits = [level.limit for level in self.taken.levels]
+        back = [max(more, -limit.standing(self.tokens, self.at, now)) for limit in limits]
+        self.taken.counters.finish(self.name, list(zip(limits, back, strict=True)))
+
+
+@dataclass(slots=True)
+class Spent:
+    """The tokens that a model used which was asked on the side."""
+
+    tokens: int = 0
+
+
 @dataclass(slots=True)
 class Ticket:
     """Opened at the door, before the body is read; closed when the response has ended, whatever ended it.
 
     Tokens are reserved once they can be estimated, and settled by what was used; what nobody settles is given back.
+    What models use that are asked on the side is charged apart, even after the ticket was closed.
     """
 
     key: ApiKeySpec | None
@@ -31,9 +57,7 @@ class Ticket:
     _place: Place | None = None
     _served: bool = False
     _requests: Taken | None = None
-    _tokens: Taken | None = None
-    _reserved: int = 0
-    _reserved_at: float = 0.0
+    _tokens: _Reserved | None = None
     _used: int = 0
     _levels: dict[str, Level] = field(default_factory=dict)
 
@@ -65,15 +89,33 @@ class Ticket:
         self.metrics.began(self.name)
 
     async def reserve(self, *, prompt: int, output: int) -> None:
-        """Take the tokens of a prompt and, as far as the limit is that large, of the longest answer."""
+        """Take the tokens of a prompt and, as far as the limit is that large, of the longest answer. TokensLimited."""
+        if self._tokens is None:
+            self._tokens = await self._reserved(prompt=prompt, output=output, at_the_door=True)
+
+    @asynccontextmanager
+    async def aside(self, *, prompt: int, output: int) -> AsyncIterator[Spent]:
+        """While a model is asked on the side: its tokens are reserved, and charged when it has ended, however it ends.
+
+        TokensLimited where there is no room for them.
+        """
+        reserved, spent = await self._reserved(prompt=prompt, output=output), Spent()
+        try:
+            yield spent
+        finally:
+            self.metrics.charged(self.name, spent.tokens)
+            if reserved is not None:
+                reserved.settle(spent.tokens)
+
+    async def _reserved(self, *, prompt: int, output: int, at_the_door: bool = False) -> _Reserved | None:
         limits = [limit for limit in limits_of(self.limits) if limit.what == "tokens"]
-        if not limits or self._tokens is not None:
-            return
+        if not limits:
+            return None
         least = min(limit.most for limit in limits)
         wanted = prompt if prompt > least else min(prompt + output, least)
         amounts = [(limit, wanted) for limit in limits]
-        self._tokens = self._checked(await self.counters.take(self.name, amounts), amounts)
-        self._reserved, self._reserved_at = wanted, time.time()
+        taken = self._checked(await self.counters.take(self.name, amounts), amounts, at_the_door=at_the_door)
+        return _Reserved(name=self.name, taken=taken, tokens=wanted, at=time.time())
 
     def settle(self, usage: Usage | None, *, estimate: int) -> None:
         """Say what was used; `estimate` counts where the backend does not tell."""
@@ -87,10 +129,7 @@ class Ticket:
         self.metrics.ended(self.name)
         self.metrics.charged(self.name, self._used)
         if self._tokens is not None:
-            now, more = time.time(), self._used - self._reserved
-            limits = [level.limit for level in self._tokens.levels]
-            back = [max(more, -limit.standing(self._reserved, self._reserved_at, now)) for limit in limits]
-            self._tokens.counters.finish(self.name, list(zip(limits, back, strict=True)))
+            self._tokens.settle(self._used)
         if self._place is not None and self._requests is not None:
             self._requests.counters.finish(self.name, (), self._place)
 
@@ -99,12 +138,12 @@ class Ticket:
         levels = self._levels.values()
         return {**rate_headers(levels), **(anthropic_headers(levels) if self.anthropic else {})}
 
-    def _checked(self, taken: Taken, amounts: Amounts) -> Taken:
+    def _checked(self, taken: Taken, amounts: Amounts, *, at_the_door: bool = True) -> Taken:
         self._levels |= {level.limit.name: level for level in taken.levels}
         if taken.ok:
             return taken
-        outcome = "concurrent" if taken.short is None else taken.short.name
-        self.metrics.at_the_door(self.name, outcome)
+        if at_the_door:
+            self.metrics.at_the_door(self.name, "concurrent" if taken.short is None else taken.short.name)
         error = self._crowded() if taken.short is None else _short(self.name, taken, amounts, taken.short)
         error.headers.update(self.headers())
         raise error

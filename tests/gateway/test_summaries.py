@@ -1,5 +1,6 @@
 """Summaries and originals in the house: who is asked, what it costs, what is kept for whom."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -17,11 +18,16 @@ from promptsluice.policies import PolicySet
 from promptsluice.policies.schema import SummariesSpec
 from promptsluice.prompt import ConfigError, Usage
 
+from .harness import Driven
+
 FILE = """
 version: 1
 default_policy: short
 server:
-  api_keys: [{{name: one, env: KEY_ONE}}, {{name: two, env: KEY_TWO}}]
+  api_keys:
+    - {{name: one, env: KEY_ONE}}
+    - {{name: two, env: KEY_TWO}}
+    - {{name: poor, env: KEY_POOR, limits: {{tokens_per_day: 900}}}}
   summaries: {{path: {path}}}
 backends:
   main: {{kind: openai, base_url: "http://127.0.0.1:9/v1", models: [main]}}
@@ -44,6 +50,9 @@ class Writer(Backend):
         super().__init__("writer")
         self.calls: list[Call] = []
         self.status = 200
+        self.told: Usage | None = Usage(prompt_tokens=300, completion_tokens=5)
+        self.asked, self.go = asyncio.Event(), asyncio.Event()
+        self.go.set()
 
     async def models(self) -> Sequence[ModelCard]:
         return []
@@ -53,14 +62,19 @@ class Writer(Backend):
 
     async def complete(self, call: Call) -> Answer | Stream:
         self.calls.append(call)
+        self.asked.set()
+        await self.go.wait()
         choice = {"message": {"role": "assistant", "content": "A story of a boat."}, "finish_reason": "stop"}
-        usage = Usage(prompt_tokens=300, completion_tokens=5)
-        return Answer(body=json.dumps({"choices": [choice]}).encode(), status=self.status, usage=usage)
+        return Answer(body=json.dumps({"choices": [choice]}).encode(), status=self.status, usage=self.told)
 
 
 class House:
-    def __init__(self, client: httpx.AsyncClient, writer: Writer) -> None:
-        self.client, self.writer = client, writer
+    def __init__(self, app: Any, client: httpx.AsyncClient, writer: Writer) -> None:
+        self.app, self.client, self.writer = app, client, writer
+
+    def charged(self, key: str) -> float:
+        registry = self.app.state.sluice.metrics.registry
+        return registry.get_sample_value("promptsluice_key_tokens_total", {"key": key}) or 0.0
 
     async def post(self, *turns: str, key: str = "k1", path: str = "/v1/compress") -> httpx.Response:
         messages: list[dict[str, Any]] = []
@@ -81,13 +95,14 @@ async def opened(path: Path) -> AsyncIterator[House]:
     app = create_app(policies, backends={"main": EchoBackend("main", models=["main"]), "writer": writer})
     transport = httpx.ASGITransport(app)
     async with app.router.lifespan_context(app), httpx.AsyncClient(transport=transport, base_url="http://x") as client:
-        yield House(client, writer)
+        yield House(app, client, writer)
 
 
 @pytest.fixture
 async def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[House]:
     monkeypatch.setenv("KEY_ONE", "k1")
     monkeypatch.setenv("KEY_TWO", "k2")
+    monkeypatch.setenv("KEY_POOR", "k3")
     async with opened(tmp_path / "summaries.sqlite") as house:
         yield house
 
@@ -119,6 +134,49 @@ async def test_summaries_and_originals_are_their_tenants_own(house: House) -> No
     await house.post(TURN, key="k2")
     assert len(house.writer.calls) == 2
     assert (await house.original(original_id, key="k2")).json()["text"] == TURN
+
+
+async def test_a_summary_is_charged_to_the_key_that_it_is_for(house: House) -> None:
+    await house.post(TURN)
+    assert house.charged("one") == 305, "nothing else was sent anywhere"
+    await house.post(TURN)
+    assert house.charged("one") == 305, "it was kept"
+    answer = await house.post(TURN, key="k2", path="/v1/chat/completions")
+    assert house.charged("two") == 305 + answer.json()["usage"]["total_tokens"]
+    house.writer.status = 500
+    await house.post(f"Another. {TURN}")
+    assert house.charged("one") == 305, "who was refused pays nothing"
+    house.writer.status, house.writer.told = 200, None
+    await house.post(f"A third. {TURN}")
+    assert 605 < house.charged("one") < 805, "an estimate of what was asked and said"
+
+
+async def test_a_summary_needs_room_in_the_limits(house: House) -> None:
+    first = await house.post(TURN, key="k3")
+    reserved = 900 - int(first.headers["x-ratelimit-remaining-tokens"])
+    assert len(house.writer.calls) == 1 and 305 < reserved < 595 and house.charged("poor") == 305
+    second = await house.post(f"Another. {TURN}", key="k3")
+    assert len(house.writer.calls) == 2 and int(second.headers["x-ratelimit-remaining-tokens"]) < 595 - 305
+    third = await house.post(f"A third. {TURN}", key="k3")
+    (note,) = [step["note"] for step in third.json()["promptsluice"]["steps"] if step["name"] == "summarize"]
+    assert third.status_code == 200 and len(house.writer.calls) == 2 and "no summary came" in note
+    assert house.charged("poor") == 610
+    metrics = (await house.client.get("/metrics")).text
+    assert 'key="poor",outcome="tokens_per_day"' not in metrics, "the request itself was let in"
+
+
+async def test_who_leaves_pays_for_the_summary_that_still_comes(house: House) -> None:
+    house.writer.go.clear()
+    messages = [{"role": "user", "content": "Go on."}, {"role": "assistant", "content": TURN}]
+    body = {"model": "main", "messages": [*messages, {"role": "user", "content": "And now?"}]}
+    asked = Driven(house.app, "/v1/compress", body, key="k1")
+    await house.writer.asked.wait()
+    await asked.leave()
+    assert house.charged("one") == 0
+    house.writer.go.set()
+    while not house.charged("one"):  # noqa: ASYNC110 - the worker goes on by itself
+        await asyncio.sleep(0.005)
+    assert house.charged("one") == 305
 
 
 async def test_only_what_is_sent_settles_a_conversation(house: House) -> None:
