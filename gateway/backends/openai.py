@@ -9,10 +9,8 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from hashlib import blake2b
 from typing import Any
 
@@ -37,15 +35,15 @@ from .base import (
     estimated_tokens,
 )
 from .forms import ChatForm, Form, MessagesForm, StreamReader
-from .sending import transport_to_upstreams
+from .sending import HttpxSender, Reply, Sender, Times, sender_to_upstreams
 from .servers import Server, Servers
+from .unpacking import CODINGS
 from .upstream import Secret, listed_models, passed_headers, retry_after_s
 
 _RETRIES = 2
 _VERSION = "2023-06-01"  # of Anthropic's API, for clients that name none
 _RETRIED_STATUS = frozenset({502, 503, 504})
-_SENT = {"accept": "*/*", "accept-encoding": "gzip, deflate", "user-agent": "promptsluice"}
-_url = lru_cache(256)(httpx.URL)  # servers and paths are few; reading a URL is slow
+_SENT = {"accept": "*/*", "accept-encoding": CODINGS, "user-agent": "promptsluice"}
 _KEY_SIZE = 1024  # characters or ids of a raw prompt
 _MAX_ANSWER = 64 << 20
 _MODELS_KEPT_S = 60.0
@@ -75,8 +73,8 @@ class UpstreamBackend(Backend):
         self._spec = spec
         self._secret = Secret(api_key)
         self._count = count or estimated_tokens
-        self._given = transport
-        self._transport: httpx.AsyncBaseTransport | None = None
+        self._given = None if transport is None else HttpxSender(transport)
+        self._sender: Sender | None = None
         times = spec.timeouts
         self._times = {"connect": times.connect, "read": times.read, "write": times.write, "pool": times.pool}
         self._by_prefix = spec.balance == "prefix" and len(spec.servers) > 1
@@ -84,12 +82,12 @@ class UpstreamBackend(Backend):
         self._listed: tuple[float, Sequence[ModelCard]] = (float("-inf"), ())
 
     async def start(self) -> None:
-        self._transport = self._given or transport_to_upstreams(max_connections=self._spec.max_connections)
+        self._sender = self._given or sender_to_upstreams(max_connections=self._spec.max_connections)
 
     async def close(self) -> None:
-        if self._transport is not None:
-            await self._transport.aclose()
-            self._transport = None
+        if self._sender is not None:
+            await self._sender.aclose()
+            self._sender = None
 
     def count_tokens(self, text: str) -> int:
         return self._count(text)
@@ -157,10 +155,10 @@ class UpstreamBackend(Backend):
         sent = self._headers(call.headers, request_id=call.request_id, stream=call.stream, others=headers)
         response, attempts = await self._send(path, body, sent, key=key)
         headers = {**passed_headers(response.headers), ATTEMPTS_HEADER: str(attempts)}
-        if call.stream and response.status_code == 200:
+        if call.stream and response.status == 200:
             if response.headers.get("content-type", "").startswith("text/event-stream"):
                 frames = self._frames(response, call, form.reader())
-                return Stream(frames=frames, headers=headers, asked_at=response.extensions.get("asked_at"))
+                return Stream(frames=frames, headers=headers, asked_at=response.asked_at)
             await response.aclose()
             raise UpstreamError(f"backend {self.name!r} answered a streaming request with no event stream")
         answer = await self._whole(response, headers, form)
@@ -172,9 +170,7 @@ class UpstreamBackend(Backend):
         passed = {**passed_headers(response.headers), ATTEMPTS_HEADER: str(attempts)}
         return await self._whole(response, passed, ChatForm(backend=self.name, secret=self._secret))
 
-    async def _send(
-        self, path: str, body: bytes, headers: Mapping[str, str], *, key: bytes = b""
-    ) -> tuple[httpx.Response, int]:
+    async def _send(self, path: str, body: bytes, headers: Mapping[str, str], *, key: bytes = b"") -> tuple[Reply, int]:
         """Send until a response has begun; a few more times, to another server if there is one, else after a pause."""
         attempt, tried = 0, list[Server]()
         while True:
@@ -197,27 +193,26 @@ class UpstreamBackend(Backend):
     def _again(self, attempt: int) -> bool:
         return attempt <= _RETRIES and self._servers.any()
 
-    def _better_elsewhere(self, response: httpx.Response, tried: Sequence[Server]) -> bool:
+    def _better_elsewhere(self, response: Reply, tried: Sequence[Server]) -> bool:
         """Whether an answer is none. One that says when to come back is told to the client if nobody else is there."""
-        if response.status_code in _RETRIED_STATUS and retry_after_s(response.headers) is None:
+        if response.status in _RETRIED_STATUS and retry_after_s(response.headers) is None:
             return True
-        return response.status_code in (429, *_RETRIED_STATUS) and self._servers.others(tried)
+        return response.status in (429, *_RETRIED_STATUS) and self._servers.others(tried)
 
-    async def _attempt(self, server: Server, path: str, body: bytes, headers: Mapping[str, str]) -> httpx.Response:
+    async def _attempt(self, server: Server, path: str, body: bytes, headers: Mapping[str, str]) -> Reply:
         server.asked()
         try:
-            async with self._translated():
-                response = await self._sent("POST", f"{server.base_url}{path}", body, headers)
-        except PromptsluiceError as error:
-            if not isinstance(error.__cause__, httpx.PoolTimeout):  # which is our own limit
+            response = await self._sent("POST", f"{server.base_url}{path}", body, headers)
+        except httpx.HTTPError as error:
+            if not isinstance(error, httpx.PoolTimeout):  # which is our own limit
                 server.failed()
-            raise
-        log.debug("request %s: %s answered %d", headers["x-request-id"], self.name, response.status_code)
+            raise self._ours(error) from error
+        log.debug("request %s: %s answered %d", headers["x-request-id"], self.name, response.status)
         rest = retry_after_s(response.headers)
-        if response.status_code in _RETRIED_STATUS and rest is None:
+        if response.status in _RETRIED_STATUS and rest is None:
             server.failed()
         else:
-            server.succeeded(rest_s=rest or 0.0 if response.status_code in (429, *_RETRIED_STATUS) else 0.0)
+            server.succeeded(rest_s=rest or 0.0 if response.status in (429, *_RETRIED_STATUS) else 0.0)
         return response
 
     async def _sent(
@@ -227,17 +222,12 @@ class UpstreamBackend(Backend):
         body: bytes,
         headers: Mapping[str, str],
         *,
-        times: Mapping[str, float] | None = None,
-    ) -> httpx.Response:
-        """The response once it has begun. `times` are timeouts by phase, in seconds, by default the file's.
-
-        Past httpx's client, which would look for cookies, redirects and credentials in vain.
-        """
-        assert self._transport is not None, f"backend {self.name!r} was not started"
-        request = httpx.Request(
-            method, _url(url), content=body, headers={**_SENT, **headers}, extensions={"timeout": times or self._times}
-        )
-        return await self._transport.handle_async_request(request)
+        times: Times | None = None,
+    ) -> Reply:
+        """The response once it has begun. `times` are timeouts by phase, in seconds, by default the file's."""
+        assert self._sender is not None, f"backend {self.name!r} was not started"
+        sent = {**_SENT, **headers}
+        return await self._sender.send(method, url, headers=sent, body=body, times=times or self._times)
 
     def _headers(
         self,
@@ -262,9 +252,9 @@ class UpstreamBackend(Backend):
         key = self._secret.value
         return self._authorization() if key is None or self._spec.messages_key != "x-api-key" else {"x-api-key": key}
 
-    async def _whole(self, response: httpx.Response, headers: Mapping[str, str], form: Form) -> Answer:
+    async def _whole(self, response: Reply, headers: Mapping[str, str], form: Form) -> Answer:
         body = await self._body(response)
-        status = response.status_code
+        status = response.status
         if status == 200:
             return Answer(body=body, headers=headers, usage=form.usage(body))
         if 300 <= status < 400:
@@ -273,20 +263,22 @@ class UpstreamBackend(Backend):
             raise UpstreamError(f"backend {self.name!r} answered with status {status}, which is neither yes nor no")
         return Answer(body=self._secret.hidden_in(form.error(status, body)), status=status, headers=headers)
 
-    async def _body(self, response: httpx.Response) -> bytes:
+    async def _body(self, response: Reply) -> bytes:
         body = bytearray()
-        async with aclosing(self._pieces(response)) as incoming:
-            async for piece in incoming:
+        try:
+            while piece := await self._piece(response):
                 body += piece
                 if len(body) > _MAX_ANSWER:
                     raise UpstreamError(f"backend {self.name!r} answered with more than {_MAX_ANSWER >> 20} MiB")
+        finally:
+            await response.aclose()
         return bytes(body)
 
-    async def _frames(self, response: httpx.Response, call: Asked, reader: StreamReader) -> AsyncGenerator[Frame, None]:
+    async def _frames(self, response: Reply, call: Asked, reader: StreamReader) -> AsyncGenerator[Frame, None]:
         """The upstream's events as the reader puts them in order; nothing after an error."""
         splitter = EventSplitter()
-        async with aclosing(self._pieces(response)) as incoming:
-            async for piece in incoming:
+        try:
+            while piece := await self._piece(response):
                 items, error = self._read(splitter, reader, piece)
                 if items and items[-1].more:
                     items[-1] = replace(items[-1], more=False)
@@ -296,8 +288,10 @@ class UpstreamBackend(Backend):
                 if error is not None:
                     raise error
                 if reader.over:
-                    await self._drain(incoming)
+                    await self._drain(response)
                     return
+        finally:
+            await response.aclose()
         for data in splitter.finish():
             for item in reader.read(data):
                 yield item
@@ -305,13 +299,15 @@ class UpstreamBackend(Backend):
             _note(call, item.usage)
             yield item
 
-    async def _drain(self, incoming: AsyncGenerator[bytes, None]) -> None:
+    async def _drain(self, response: Reply) -> None:
         """Read to the body's end, so that the connection can serve again; an upstream that dawdles loses it."""
+        if response.over:
+            return
         try:
             async with asyncio.timeout(_DRAIN_S):
-                async for _ in incoming:
+                while await response.read():
                     pass
-        except (TimeoutError, UpstreamError, UpstreamTimeout):
+        except (TimeoutError, httpx.HTTPError):
             return
 
     def _read(
@@ -330,38 +326,31 @@ class UpstreamBackend(Backend):
             return items, UpstreamError(f"backend {self.name!r}: {error}")
         return items, None
 
-    async def _pieces(self, response: httpx.Response) -> AsyncGenerator[bytes, None]:
-        """The decoded body as it comes; the connection is given back or cut when this ends, however it ends."""
+    async def _piece(self, response: Reply) -> bytes:
+        """The next bytes of the body, b"" at its end."""
         try:
-            async with self._translated():
-                async for piece in response.aiter_bytes():
-                    yield piece
-        finally:
-            await response.aclose()
+            return await response.read()
+        except (httpx.HTTPError, httpx.StreamError) as error:
+            raise self._ours(error) from error
 
     async def _ask_models(self) -> Sequence[ModelCard]:
         try:
-            async with self._translated():
-                url, times = f"{self._servers.next().base_url}/models", dict.fromkeys(self._times, 5.0)
-                response = await self._sent("GET", url, b"", self._authorization(), times=times)
-                await response.aread()
-        except (Overloaded, UpstreamError, UpstreamTimeout):
+            url, times = f"{self._servers.next().base_url}/models", dict.fromkeys(self._times, 5.0)
+            response = await self._sent("GET", url, b"", self._authorization(), times=times)
+            body = await self._body(response)
+        except (httpx.HTTPError, Overloaded, UpstreamError, UpstreamTimeout):
             return ()
-        return listed_models(response.content) if response.status_code == 200 else ()
+        return listed_models(body) if response.status == 200 else ()
 
-    @asynccontextmanager
-    async def _translated(self) -> AsyncIterator[None]:
+    def _ours(self, error: httpx.HTTPError | httpx.StreamError) -> UpstreamError | UpstreamTimeout:
         """The one seam where httpx's errors become ours."""
-        try:
-            yield
-        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-            raise UpstreamError(f"backend {self.name!r} cannot be reached") from error
-        except httpx.PoolTimeout as error:
-            raise UpstreamTimeout(f"backend {self.name!r} has no free connection") from error
-        except httpx.TimeoutException as error:
-            raise UpstreamTimeout(f"backend {self.name!r} did not answer in time") from error
-        except (httpx.HTTPError, httpx.StreamError) as error:
-            raise UpstreamError(f"backend {self.name!r} broke off ({type(error).__name__})") from error
+        if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
+            return UpstreamError(f"backend {self.name!r} cannot be reached")
+        if isinstance(error, httpx.PoolTimeout):
+            return UpstreamTimeout(f"backend {self.name!r} has no free connection")
+        if isinstance(error, httpx.TimeoutException):
+            return UpstreamTimeout(f"backend {self.name!r} did not answer in time")
+        return UpstreamError(f"backend {self.name!r} broke off ({type(error).__name__})")
 
 
 def _conversation(prompt: Prompt, tenant: str) -> bytes:

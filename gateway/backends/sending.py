@@ -1,19 +1,97 @@
-"""How requests get to upstreams: over aiohttp, or over httpx's own transport where a proxy lies on the way."""
+"""How requests get to upstreams: the interface, and httpx's client behind it for where a proxy lies on the way."""
 
 import asyncio
-from typing import Any
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any, cast
 from urllib.request import getproxies
 
 import httpx
 
-from .aio import AioTransport
+Times = Mapping[str, float | None]
+"""Seconds by phase: connect, read, write, pool. What is missing or None has no end."""
 
 
-def transport_to_upstreams(*, max_connections: int) -> httpx.AsyncBaseTransport:
+class Reply(ABC):
+    """An answer that has begun. `headers` have lower-case names; what came several times is joined by commas.
+
+    `asked_at` is the reading of time.perf_counter when the request had its place in the pool, where that is known.
+
+    Its taker must `aclose` it, which ends the answer wherever it is; a connection that has been read to its end serves
+    again.
+    """
+
+    def __init__(self, *, status: int, headers: Mapping[str, str], asked_at: float | None = None) -> None:
+        self.status, self.headers, self.asked_at = status, headers, asked_at
+
+    @property
+    @abstractmethod
+    def over(self) -> bool:
+        """Whether all of the body has arrived; False where that is not known."""
+
+    @abstractmethod
+    async def read(self) -> bytes:
+        """The next bytes of the unpacked body as they come, b"" at its end. Raises httpx's errors."""
+
+    @abstractmethod
+    async def aclose(self) -> None:
+        """Closing again does nothing."""
+
+
+class Sender(ABC):
+    """Sends requests. One that is cancelled leaves nothing behind."""
+
+    @abstractmethod
+    async def send(self, method: str, url: str, *, headers: Mapping[str, str], body: bytes, times: Times) -> Reply:
+        """The answer once it has begun. Raises httpx's errors."""
+
+    @abstractmethod
+    async def aclose(self) -> None:
+        """Close the connections that wait for requests."""
+
+
+def sender_to_upstreams(*, max_connections: int) -> Sender:
     """HTTP/1.1 with a pool. The variables HTTP_PROXY, HTTPS_PROXY, ALL_PROXY and NO_PROXY hold, as in httpx."""
+    from .http1 import SocketSender
+
     if getproxies().keys() & {"http", "https", "all"}:
-        return ProxiedTransport(max_connections=max_connections)
-    return AioTransport(max_connections=max_connections)
+        return HttpxSender(ProxiedTransport(max_connections=max_connections))
+    return SocketSender(max_connections=max_connections)
+
+
+class HttpxSender(Sender):
+    """Any of httpx's transports."""
+
+    def __init__(self, transport: httpx.AsyncBaseTransport) -> None:
+        self._transport = transport
+
+    async def send(self, method: str, url: str, *, headers: Mapping[str, str], body: bytes, times: Times) -> Reply:
+        request = httpx.Request(method, url, content=body, headers=dict(headers), extensions={"timeout": times})
+        return _HttpxReply(await self._transport.handle_async_request(request))
+
+    async def aclose(self) -> None:
+        await self._transport.aclose()
+
+
+class _HttpxReply(Reply):
+    def __init__(self, response: httpx.Response) -> None:
+        super().__init__(status=response.status_code, headers=dict(response.headers))
+        self._response = response
+        self._pieces = cast("AsyncGenerator[bytes, None]", response.aiter_bytes())
+
+    @property
+    def over(self) -> bool:
+        return False
+
+    async def read(self) -> bytes:
+        async for piece in self._pieces:
+            if piece:
+                return piece
+        return b""
+
+    async def aclose(self) -> None:
+        await self._pieces.aclose()
+        await self._response.aclose()
 
 
 class ProxiedTransport(httpx.AsyncBaseTransport):

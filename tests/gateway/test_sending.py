@@ -2,16 +2,21 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+import zlib
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import httpx
 import pytest
-from promptsluice.gateway.backends.aio import AioTransport
-from promptsluice.gateway.backends.sending import ProxiedTransport, transport_to_upstreams
+from promptsluice.gateway.backends.http1 import SocketSender
+from promptsluice.gateway.backends.sending import HttpxSender, ProxiedTransport, Reply, Sender, sender_to_upstreams
 
-Transport = httpx.AsyncBaseTransport
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
+BOTH = pytest.mark.parametrize(
+    "made",
+    [lambda: SocketSender(max_connections=4), lambda: HttpxSender(ProxiedTransport(max_connections=4))],
+    ids=["sockets", "httpx"],
+)
 
 
 class Gate(httpx.AsyncBaseTransport):
@@ -54,10 +59,12 @@ def test_a_connection_is_opened_to_its_end_and_then_given_up() -> None:
     assert asyncio.run(run()).opened
 
 
-@asynccontextmanager
-async def serving(answer: bytes, *, close: bool = False, stay: bool = False) -> AsyncIterator[str]:
-    """A server that gives the same bytes to every request; its URL. `stay`: then it says no more and hangs."""
+Answering = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
+
+@asynccontextmanager
+async def served_by(answering: Answering) -> AsyncIterator[str]:
+    """A server that leaves each connection to a function; its URL. Ends when all connections have."""
     ended = list[asyncio.Task[None]]()
 
     async def answered(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -65,12 +72,7 @@ async def serving(answer: bytes, *, close: bool = False, stay: bool = False) -> 
         assert task is not None
         ended.append(task)
         try:
-            while await reader.readuntil(b"\r\n\r\n"):
-                writer.write(answer)
-                if stay:
-                    await reader.read()
-                if close:
-                    break
+            await answering(reader, writer)
             writer.close()
             await writer.wait_closed()
         except (asyncio.IncompleteReadError, ConnectionError):
@@ -82,47 +84,77 @@ async def serving(answer: bytes, *, close: bool = False, stay: bool = False) -> 
     await asyncio.wait_for(asyncio.gather(*ended), 10)
 
 
-def asking(url: str, **times: float) -> httpx.Request:
-    return httpx.Request("GET", url, extensions={"timeout": times})
+@asynccontextmanager
+async def serving(answer: bytes, *, close: bool = False, stay: bool = False) -> AsyncIterator[str]:
+    """A server that gives the same bytes to every request; its URL. `stay`: then it says no more and hangs."""
+
+    async def answered(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while await reader.readuntil(b"\r\n\r\n"):
+            writer.write(answer)
+            if stay:
+                await reader.read()
+            if close:
+                break
+
+    async with served_by(answered) as url:
+        yield url
 
 
-@pytest.mark.parametrize(
-    "made", [lambda: AioTransport(max_connections=4), lambda: ProxiedTransport(max_connections=4)], ids=["aio", "httpx"]
-)
+@asynccontextmanager
+async def sending(sender: Sender) -> AsyncIterator[Sender]:
+    try:
+        yield sender
+    finally:
+        await sender.aclose()
+
+
+async def asked(sender: Sender, url: str, *, body: bytes = b"", **times: float) -> Reply:
+    return await sender.send("POST" if body else "GET", url, headers={}, body=body, times=times)
+
+
+async def whole(reply: Reply) -> bytes:
+    """All that is left to read."""
+    pieces = list[bytes]()
+    while piece := await reply.read():
+        pieces.append(piece)
+    return b"".join(pieces)
+
+
+@BOTH
 @pytest.mark.parametrize("close", [True, False])
-async def test_no_connection_is_lost(made: Callable[[], Transport], close: bool) -> None:
+async def test_no_connection_is_lost(made: Callable[[], Sender], close: bool) -> None:
     """Requests that leave after any number of turns of the loop, on a real server: no place of the pool is lost."""
 
-    async def leave(sender: Transport, url: str, turns: int) -> None:
-        asked = asyncio.create_task(sender.handle_async_request(asking(url, connect=5, pool=5)))
+    async def leave(sender: Sender, url: str, turns: int) -> None:
+        task = asyncio.create_task(asked(sender, url, connect=5, pool=5))
         for _ in range(turns):
             await asyncio.sleep(0)
-        asked.cancel()
+        task.cancel()
         try:
-            await (await asked).aclose()
+            await (await task).aclose()
         except asyncio.CancelledError:
             return
 
-    async with serving(OK, close=close) as url, made() as sender:
+    async with serving(OK, close=close) as url, sending(made()) as sender:
         for turns in range(60):
             await asyncio.gather(*(leave(sender, url, turns) for _ in range(4)))
         for _ in range(8):
-            response = await sender.handle_async_request(asking(url, pool=5))
-            assert await response.aread() == b"ok"
+            response = await asked(sender, url, pool=5)
+            assert await whole(response) == b"ok"
             await response.aclose()
             await response.aclose()  # closing twice gives no place that was not taken
 
 
 async def test_a_full_pool_is_told_from_a_server_that_is_late() -> None:
     head = b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n"
-    async with serving(head, stay=True) as url, AioTransport(max_connections=1) as sender:
-        response = await sender.handle_async_request(asking(url, read=0.05))
+    async with serving(head, stay=True) as url, sending(SocketSender(max_connections=1)) as sender:
+        response = await asked(sender, url, read=0.05)
         with pytest.raises(httpx.PoolTimeout):
-            await sender.handle_async_request(asking(url, pool=0.05))
+            await asked(sender, url, pool=0.05)
         with pytest.raises(httpx.ReadTimeout):
-            await response.aread()
+            await whole(response)
         await response.aclose()
-        again = await sender.handle_async_request(asking(url, pool=5))
+        again = await asked(sender, url, pool=5)
         await again.aclose()
 
 
@@ -138,12 +170,12 @@ async def test_a_full_pool_is_told_from_a_server_that_is_late() -> None:
     ],
 )
 async def test_what_is_no_answer_is_an_error_of_httpx(answer: bytes, error: type[Exception]) -> None:
-    async with serving(answer, close=True) as url, AioTransport(max_connections=1) as sender:
+    async with serving(answer, close=True) as url, sending(SocketSender(max_connections=1)) as sender:
         for _ in range(2):  # and its place is free again
             with pytest.raises(error):
-                response = await sender.handle_async_request(asking(url, pool=5))
+                response = await asked(sender, url, pool=5)
                 try:
-                    await response.aread()
+                    await whole(response)
                 finally:
                     await response.aclose()
 
@@ -158,20 +190,19 @@ async def test_a_server_that_takes_no_body_is_left() -> None:
     server = await asyncio.start_server(deaf, "127.0.0.1", 0)
     url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
     times = {"connect": 0.1, "write": 0.1, "read": 0.1, "pool": 5.0}
-    async with AioTransport(max_connections=1) as sender:
+    async with sending(SocketSender(max_connections=1)) as sender:
         for _ in range(2):
             with pytest.raises(httpx.TimeoutException):
-                request = httpx.Request("POST", url, content=b"x" * (64 << 20), extensions={"timeout": times})
-                await sender.handle_async_request(request)
+                await asked(sender, url, body=b"x" * (64 << 20), **times)
     over.set()
     server.close()
     await asyncio.sleep(0.05)
 
 
 async def test_nobody_there_and_no_cookie_kept() -> None:
-    async with AioTransport(max_connections=1) as sender:
+    async with sending(SocketSender(max_connections=1)) as sender:
         with pytest.raises(httpx.ConnectError):
-            await sender.handle_async_request(asking("http://127.0.0.1:1/"))
+            await asked(sender, "http://127.0.0.1:1/")
         seen = list[bytes]()
 
         async def answered(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -183,28 +214,173 @@ async def test_nobody_there_and_no_cookie_kept() -> None:
         server = await asyncio.start_server(answered, "127.0.0.1", 0)
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
         for _ in range(2):
-            response = await sender.handle_async_request(asking(url))
-            assert response.status_code == 302
+            response = await asked(sender, url)
+            assert response.status == 302
             await response.aclose()
         server.close()
     assert len(seen) == 2 and not any(b"cookie" in head.lower() or b"/else" in head for head in seen)
 
 
 async def test_who_waits_for_a_place_in_the_pool_is_not_yet_asking() -> None:
-    async with serving(OK) as url, AioTransport(max_connections=1) as sender:
-        first = await sender.handle_async_request(asking(url))
-        waiting = asyncio.create_task(sender.handle_async_request(asking(url)))
+    async with serving(OK) as url, sending(SocketSender(max_connections=1)) as sender:
+        first = await asked(sender, url)
+        waiting = asyncio.create_task(asked(sender, url))
         await asyncio.sleep(0.01)
         freed_at = time.perf_counter()
         await first.aclose()
         second = await waiting
-        assert first.extensions["asked_at"] < freed_at <= second.extensions["asked_at"]
+        assert first.asked_at is not None and second.asked_at is not None
+        assert first.asked_at < freed_at <= second.asked_at
         await second.aclose()
 
 
 def test_a_proxy_in_the_environment_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"):
         monkeypatch.delenv(name, raising=False)
-    assert isinstance(transport_to_upstreams(max_connections=1), AioTransport)
+    assert isinstance(sender_to_upstreams(max_connections=1), SocketSender)
     monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")
-    assert isinstance(transport_to_upstreams(max_connections=1), ProxiedTransport)
+    assert isinstance(sender_to_upstreams(max_connections=1), HttpxSender)
+
+
+def packed(body: bytes, wbits: int) -> bytes:
+    """Compressed, with zlib's names for the forms: 15 is zlib's own, 31 is gzip, -15 has no head."""
+    packer = zlib.compressobj(wbits=wbits)
+    return packer.compress(body) + packer.flush()
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("fields", "body"),
+    [
+        (b"content-length: 2\r\n\r\n", b"ok"),
+        (b"transfer-encoding: chunked\r\n\r\n", b"1\r\no\r\n1;x=y\r\nk\r\n0\r\n\r\n"),
+        (b"connection: close\r\n\r\n", b"ok"),
+        (b"content-encoding: gzip\r\nconnection: close\r\n\r\n", packed(b"ok", 31)),
+        (b"content-encoding: deflate\r\nconnection: close\r\n\r\n", packed(b"ok", 15)),
+        (b"content-encoding: deflate\r\nconnection: close\r\n\r\n", packed(b"ok", -15)),
+    ],
+    ids=["length", "chunks", "end", "gzip", "zlib", "deflate"],
+)
+async def test_bodies_in_every_framing(made: Callable[[], Sender], fields: bytes, body: bytes) -> None:
+    answer = (
+        b"HTTP/1.1 100 Continue\r\nx-first: 1\r\n\r\nHTTP/1.1 200 OK\r\nx-Twice: a\r\nX-twice: b\r\n" + fields + body
+    )
+    async with serving(answer, close=True) as url, sending(made()) as sender:
+        reply = await asked(sender, url, connect=5, read=5)
+        assert reply.status == 200 and reply.headers["x-twice"] == "a, b" and "x-first" not in reply.headers
+        assert await whole(reply) == b"ok"
+        await reply.aclose()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 200 OK\r\ncontent-encoding: gzip\r\ncontent-length: 2\r\n\r\nok",
+        b"HTTP/1.1 200 OK\r\ncontent-encoding: br\r\ncontent-length: 2\r\n\r\nok",
+    ],
+)
+async def test_what_cannot_be_unpacked_is_an_error_and_frees_its_place(answer: bytes) -> None:
+    async with serving(answer) as url, sending(SocketSender(max_connections=1)) as sender:
+        for _ in range(2):
+            with pytest.raises(httpx.DecodingError):
+                reply = await asked(sender, url, pool=5)
+                try:
+                    await whole(reply)
+                finally:
+                    await reply.aclose()
+
+
+async def test_what_comes_unasked_answers_no_later_request() -> None:
+    """A server that answers twice, at once or a moment later: each request gets its own answer."""
+    told = iter([OK + OK.replace(b"ok", b"no"), OK, OK])
+    seen = list[bytes]()
+
+    async def answered(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while True:
+            seen.append(await reader.readuntil(b"\r\n\r\n"))
+            writer.write(next(told))
+            await asyncio.sleep(0.02)
+            writer.write(OK.replace(b"ok", b"no"))
+
+    async with served_by(answered) as url, sending(SocketSender(max_connections=1)) as sender:
+        for _ in range(3):
+            reply = await asked(sender, url, pool=5, read=5)
+            assert await whole(reply) == b"ok"
+            await reply.aclose()
+            await asyncio.sleep(0.05)
+    assert len(seen) == 3
+
+
+async def test_connections_serve_again_until_they_are_old() -> None:
+    opened = 0
+
+    async def answered(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal opened
+        opened += 1
+        while await reader.readuntil(b"\r\n\r\n"):
+            writer.write(OK)
+
+    async with served_by(answered) as url, sending(SocketSender(max_connections=4, keepalive_s=0.2)) as sender:
+        for expected in (1, 1, 1, 2):
+            if expected == 2:
+                await asyncio.sleep(0.5)
+            reply = await asked(sender, url, read=5)
+            assert await whole(reply) == b"ok"
+            await reply.aclose()
+            assert opened == expected
+        unread = await asked(sender, url, read=5)
+        await unread.aclose()  # all of it has come, but nobody knows what is left of it
+        reply = await asked(sender, url, read=5)
+        await reply.aclose()
+        assert opened == 3
+
+
+async def test_a_long_body_goes_out_whole_and_a_refusal_before_its_end_is_heard() -> None:
+    body, taken = b"0123456789abcdef" * (1 << 16), list[int]()
+
+    async def answered(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        if b"POST /all " in head:
+            taken.append(len(await reader.readexactly(len(body))))
+            writer.write(OK)
+        else:
+            writer.write(OK.replace(b"200 OK", b"413 No"))
+            await writer.drain()
+            await asyncio.sleep(0.2)  # and takes no more of it
+            raise ConnectionError
+
+    async with served_by(answered) as url, sending(SocketSender(max_connections=1)) as sender:
+        for path, status, sent in (("all", 200, body), ("none", 413, body * 32)):
+            reply = await asked(sender, f"{url}{path}", body=sent, connect=5, write=5, read=5)
+            assert reply.status == status
+            await reply.aclose()
+    assert taken == [len(body)]
+
+
+async def test_a_server_waits_while_nobody_reads() -> None:
+    """A body of 64 MiB is not gathered here while its reader does something else, and it is not late meanwhile."""
+    size, written = 64 << 20, 0
+
+    async def answered(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal written
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % size)
+        while written < size:
+            writer.write(b"x" * (1 << 16))
+            written += 1 << 16
+            await writer.drain()
+
+    async with served_by(answered) as url, sending(SocketSender(max_connections=1)) as sender:
+        reply = await asked(sender, url, read=0.2)
+        await asyncio.sleep(0.5)
+        assert written < size // 2
+        assert len(await whole(reply)) == size
+        await reply.aclose()
+
+
+async def test_no_header_ends_its_line() -> None:
+    async with serving(OK) as url, sending(SocketSender(max_connections=1)) as sender:
+        for value in ("a\r\nx: y", "a\n", "a\0"):
+            with pytest.raises(httpx.LocalProtocolError):
+                await sender.send("GET", url, headers={"traceparent": value}, body=b"", times={})
+        await (await asked(sender, url, pool=5)).aclose()
