@@ -24,6 +24,8 @@ def check_request(request: GenerationRequest, ids: Rows, model: LoadedModel, *, 
         )
     if ids.min() < 0 or ids.max() >= spec.vocab:
         raise BadRequest(f"token ids must lie between 0 and {spec.vocab - 1}", param="messages")
+    if request.scored is not None and not all(0 <= place < len(ids) for place in request.scored):
+        raise BadRequest(f"scored names places of the prompt, from 0 to {len(ids) - 1}", param="scored")
     if any("\ud800" <= char <= "\udfff" for char in request.namespace):
         raise BadRequest("the namespace has a lone surrogate", param="namespace")
     _check_ids(params.stop_token_ids, "stop_token_ids", vocab=spec.vocab)

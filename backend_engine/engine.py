@@ -28,7 +28,7 @@ from .relief import release_memory
 from .rounded_kv import pool_dtype
 from .runner import Flight, StepRunner
 from .scheduler import Scheduler
-from .sequence import Phase, Sequence, Sink
+from .sequence import Phase, Sequence, Sink, telling_rows
 from .sequence_pages import SequencePages
 from .span_loads import span_loader
 from .speculation import speculator
@@ -166,6 +166,7 @@ class Engine:
             seed=secrets.randbits(63) if params.seed is None else params.seed,
             detokenizer=detokenizer(tokenizer, request) if tokenizer and most > prompt else None,
             logprobs=torch.full((max(0, prompt - 1),), math.nan) if request.prompt_logprobs else None,
+            telling=telling_rows(request),
             matcher=request.grammar.matcher() if request.grammar else None,
         )
 

@@ -30,18 +30,19 @@ class Chunk:
         return self.sequence.plan[self.first : self.first + self.count]
 
     @property
-    def scored(self) -> int:
-        """How many rows yield a prompt token's log-probability."""
-        sequence = self.sequence
-        if not sequence.request.prompt_logprobs:
-            return 0
-        return int(np.count_nonzero(self.rows < sequence.prompt - 1))
+    def scored(self) -> Rows:
+        """Rows within the chunk that yield a prompt token's log-probability."""
+        telling = self.sequence.telling
+        if telling is None:
+            return NO_ROWS
+        rows = self.rows
+        inside = int(np.searchsorted(rows, len(telling)))
+        return np.flatnonzero(telling[rows[:inside]])
 
     @property
     def logits(self) -> Rows:
         """Rows within the chunk whose logits are needed."""
-        rows = np.arange(self.scored)
-        return np.append(rows, self.count - 1) if self.draws else rows
+        return np.append(self.scored, self.count - 1) if self.draws else self.scored
 
     @property
     def draws(self) -> bool:
@@ -71,7 +72,8 @@ class StepPlan:
             bool(self.sequences)
             and not self.drafts
             and all(
-                chunk.count == 1 and chunk.draws and not chunk.narrowed and not chunk.scored for chunk in self.chunks
+                chunk.count == 1 and chunk.draws and not chunk.narrowed and not len(chunk.scored)
+                for chunk in self.chunks
             )
         )
 

@@ -136,7 +136,7 @@ class StepRunner:
         place = int(plan.widths.sum())
         drawing = list(range(place))
         for chunk in plan.chunks:
-            score(self._decoder, chunk, hidden[place : place + chunk.scored])
+            score(self._decoder, chunk, hidden[place : place + len(chunk.scored)])
             place += len(chunk.logits)
             if chunk.draws:
                 drawing.append(place - 1)

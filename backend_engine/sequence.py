@@ -91,6 +91,7 @@ class Sequence:
     leader: "tuple[Sequence, int] | None" = None  # who computes a prefix that this one waits for, and its length
     drafter: Drafter | None = None  # from the first step on for which tokens are guessed
     logprobs: Tensor | None = None
+    telling: NDArray[np.bool_] | None = None  # of the prompt's rows, those that score the token behind them
     told: dict[int, TokenLogprobs] = field(default_factory=dict)  # of what follows a prompt token's place
     first_logprobs: Tensor | None = None
     work: PrefillWork = NO_WORK
@@ -250,6 +251,15 @@ class Sequence:
         assert reuse is not None and self.repairable is not None
         repairable = int(np.count_nonzero(self.repairable[: self.ran + count]))
         return math.ceil(reuse.ratio * repairable - 1e-9) - self.recomputed
+
+
+def telling_rows(request: GenerationRequest) -> NDArray[np.bool_] | None:
+    """Which rows of a prompt score the token behind them, [tokens - 1]; None where nobody asks."""
+    if not request.prompt_logprobs:
+        return None
+    told = np.full(len(request.ids), request.scored is None)
+    told[np.asarray(request.scored or (), dtype=np.int64)] = True
+    return told[1:]
 
 
 def trimmed(spans: tuple[ReusedSpan, ...], covered: int) -> tuple[ReusedSpan, ...]:

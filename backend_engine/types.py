@@ -135,12 +135,12 @@ class GenerationRequest:
     """One request to the engine: token ids in, token ids out.
 
     `namespace` separates tenants: in the prefix tree, and in who is served next. `prompt_logprobs` asks for the
-    log-probability of each prompt token but the first; `keep_kv` for the prompt's KV. Neither uses a prefix hit; rows
-    of reused spans tell nothing (NaN). Higher `priority` is served first. `grammar` (from the engine's `grammars`)
-    restricts what is written; the generation ends where nothing may follow. `continues`: the text goes on where the
-    prompt's ends, so that a tokenizer that drops the space a text begins with keeps it here. `first_logprobs` asks
-    for the whole distribution of the first token. `idle`: for EngineService.run_idle, which gives it up for anybody
-    else.
+    log-probability of each prompt token but the first, or of those alone whose places are `scored` (the others are
+    NaN); `keep_kv` for the prompt's KV. Neither uses a prefix hit; rows of reused spans tell nothing (NaN). Higher
+    `priority` is served first. `grammar` (from the engine's `grammars`) restricts what is written; the generation
+    ends where nothing may follow. `continues`: the text goes on where the prompt's ends, so that a tokenizer that
+    drops the space a text begins with keeps it here. `first_logprobs` asks for the whole distribution of the first
+    token. `idle`: for EngineService.run_idle, which gives it up for anybody else.
     """
 
     ids: Sequence[int]
@@ -151,6 +151,7 @@ class GenerationRequest:
     namespace: str = ""
     prefix_cache: bool = True
     prompt_logprobs: bool = False
+    scored: Sequence[int] | None = None
     keep_kv: bool = False
     priority: int = 0
     request_id: str = ""

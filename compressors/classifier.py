@@ -1,13 +1,18 @@
 """The classifier compressor: leaves out the words that a trained token classifier would, as LLMLingua-2 does."""
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from .base import Job, LossyOptions, Task
+from .context import CompressionContext
 from .options import folder, option, whole
-from .pruning import Candidate, pruned, time_to_judge
+from .pruning import Candidate, Draft, pruned, settled, time_to_judge
 from .result import FAILED_NOTE, Rewrite
+
+if TYPE_CHECKING:
+    from .token_classifier import TokenClassifier
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +41,15 @@ class Classifier(LossyOptions):
             if job.context.expired():
                 return
             tasks = list(group)
-            texts = [task.text for task in tasks]
-            votes = model.votes(texts, remaining=time_to_judge(texts, job.context), clock=job.context.clock)
-            candidates = [Candidate.of(task, end=one.end, worth=one.of) for task, one in zip(tasks, votes, strict=True)]
-            yield from pruned(tasks, candidates, self.target, job.context)
+            yield from pruned(tasks, self._candidates(model, tasks, job.context), self.target, job.context)
+
+    def _candidates(
+        self, model: "TokenClassifier", tasks: Sequence[Task], context: CompressionContext
+    ) -> list[Candidate]:
+        drafts, texts = [Draft.of(task) for task in tasks], [task.text for task in tasks]
+        if settled(drafts, self.target, context):
+            return [Candidate.unjudged(draft) for draft in drafts]
+        votes = model.votes(texts, remaining=time_to_judge(texts, context), clock=context.clock)
+        return [
+            draft.judged(task, end=one.end, worth=one.of) for draft, task, one in zip(drafts, tasks, votes, strict=True)
+        ]

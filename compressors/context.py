@@ -11,6 +11,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from .result import Span
+
 Count = Callable[[str], int]
 """Tokens of a text in the backend's tokenizer; special-token look-alikes count as plain text."""
 
@@ -22,14 +24,21 @@ class Score(Protocol):
     """What a language model thinks of texts, token by token."""
 
     def __call__(
-        self, texts: Sequence[str], *, given: str = "", remaining: Callable[[], float]
+        self,
+        texts: Sequence[str],
+        *,
+        wanted: Sequence[Sequence[Span]] | None = None,
+        given: str = "",
+        remaining: Callable[[], float],
     ) -> Iterator[tuple[int, NDArray[np.float64], int]]:
         """Windows of the texts' tokens, each computed when it is asked for; those of one text in their order.
 
         A window is (number of the text, `[tokens, 3]`, end): of each token its first character, the one behind its
         last, and the natural logarithm of its probability, given all before it and, before the text, `given`. What
         nothing was before has no score (NaN). The text is judged before `end`, wholly when that is its length. Ends
-        early when the next window would not be ready within `remaining()` seconds.
+        early when the next window would not be ready within `remaining()` seconds. `wanted` are spans of each text,
+        ascending and disjoint: tokens whose last character is in none of them may be left out, and may not be read
+        where they are far before all that is wanted.
         """
         ...
 

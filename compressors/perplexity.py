@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from .base import Job, LossyOptions, Task
 from .context import CompressionContext
 from .options import option, share
-from .pruning import Candidate, pruned, time_to_judge
+from .pruning import Candidate, Draft, pruned, settled, time_to_judge
 from .result import FAILED_NOTE, Rewrite, Span
 from .surprise import Surprise, surprise_of
 
@@ -46,12 +46,16 @@ class Perplexity(LossyOptions):
             yield from self._rewrites(list(group), job.context)
 
     def _rewrites(self, tasks: Sequence[Task], context: CompressionContext) -> Iterator[tuple[Task, Rewrite]]:
-        plain = self._pass(tasks, "", context)
+        drafts = [Draft.of(task) for task in tasks]
+        if settled(drafts, self.target, context):
+            yield from pruned(tasks, [Candidate.unjudged(draft) for draft in drafts], self.target, context)
+            return
+        plain = self._pass(drafts, "", context)
         given = f"{tasks[0].question}\n\n" if self.contrast and tasks[0].question else ""
-        asked = self._pass(tasks, given, context) if given else [None] * len(tasks)
+        asked = self._pass(drafts, given, context) if given else [None] * len(tasks)
         candidates = [
-            Candidate.of(task, end=one.end, worth=partial(self._worth, task.text, one, other))
-            for task, one, other in zip(tasks, plain, asked, strict=True)
+            draft.judged(task, end=one.end, worth=partial(self._worth, task.text, one, other))
+            for draft, task, one, other in zip(drafts, tasks, plain, asked, strict=True)
         ]
         yield from pruned(tasks, candidates, self.target, context)
 
@@ -64,10 +68,16 @@ class Perplexity(LossyOptions):
             worth += self.contrast * np.where(seen, np.maximum(nats - asked.of(spans), 0.0), 0.0)
         return worth
 
-    def _pass(self, tasks: Sequence[Task], given: str, context: CompressionContext) -> list[Surprise]:
+    def _pass(self, drafts: Sequence[Draft], given: str, context: CompressionContext) -> list[Surprise]:
         assert context.score is not None, "offered only where there is a scorer"
-        texts = [task.text for task in tasks]
-        return surprise_of(texts, score=context.score, remaining=time_to_judge(texts, context), given=given)
+        texts = [draft.text for draft in drafts]
+        return surprise_of(
+            texts,
+            score=context.score,
+            wanted=[draft.spans for draft in drafts],
+            remaining=time_to_judge(texts, context),
+            given=given,
+        )
 
 
 def _named(text: str, start: int, end: int) -> bool:

@@ -28,24 +28,17 @@ _SPEED = 60_000.0
 
 
 @dataclass(frozen=True)
-class Candidate:
-    """The part of a text that was judged, `text[:cut]`, in atoms with their worth `[atoms]`. It ends at white space,
-    or with the text.
-    """
+class Draft:
+    """A text, or its beginning `text[:cut]` up to white space, in atoms: what is known before anything is judged."""
 
     text: str
-    cut: int
     atoms: list[Atom]
-    worth: NDArray[np.float64]
 
     @classmethod
-    def of(cls, task: Task, *, end: int, worth: Callable[[Sequence[Span]], NDArray[np.float64]]) -> Self:
-        """A text that was judged before `end`; `worth` of spans, ascending and disjoint, says what was found."""
-        text = task.text
-        cut = len(text) if end >= len(text) else _border(text, end, task.protected)
-        head = text[:cut]
-        atoms = atoms_of(head, protected=[span for span in task.protected if span[1] <= cut])
-        return cls(head, cut, atoms, worth([atom.span for atom in atoms]))
+    def of(cls, task: Task, *, cut: int | None = None) -> Self:
+        """The task's text, or what stands before `cut`."""
+        text = task.text[:cut]
+        return cls(text, atoms_of(text, protected=[span for span in task.protected if span[1] <= len(text)]))
 
     @cached_property
     def bonds(self) -> Bonds:
@@ -53,13 +46,71 @@ class Candidate:
         return Bonds(self.text, self.atoms)
 
     @cached_property
+    def fixed(self) -> list[bool]:
+        """Atoms that stay whatever they are worth."""
+        fixed = [atom.kind is AtomKind.FIXED for atom in self.atoms]
+        self.bonds.spread(fixed)
+        return fixed
+
+    @cached_property
+    def open(self) -> list[int]:
+        """Atoms whose worth decides whether they stay."""
+        return [
+            i
+            for i, atom in enumerate(self.atoms)
+            if atom.kind in (AtomKind.WORD, AtomKind.PUNCT) and not self.fixed[i] and i not in self.bonds.joints
+        ]
+
+    @property
+    def spans(self) -> list[Span]:
+        """Of the open atoms, ascending and disjoint."""
+        return [self.atoms[i].span for i in self.open]
+
+    def judged(self, task: Task, *, end: int, worth: Callable[[Sequence[Span]], NDArray[np.float64]]) -> "Candidate":
+        """With the worth of what was judged, all before `end`; what `worth` says of spans, ascending and disjoint."""
+        whole = end >= len(task.text)
+        draft = self if whole else Draft.of(task, cut=_border(task.text, end, task.protected))
+        values = np.zeros(len(draft.atoms))
+        values[draft.open] = worth(draft.spans)
+        return Candidate(draft, values)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A draft that was judged; the worth of its atoms is [atoms], and says nothing of those that are not open."""
+
+    draft: Draft
+    worth: NDArray[np.float64]
+
+    @classmethod
+    def unjudged(cls, draft: Draft) -> Self:
+        """With nothing known of any worth."""
+        return cls(draft, np.zeros(len(draft.atoms)))
+
+    @property
+    def text(self) -> str:
+        return self.draft.text
+
+    @property
+    def cut(self) -> int:
+        return len(self.text)
+
+    @property
+    def atoms(self) -> list[Atom]:
+        return self.draft.atoms
+
+    @property
+    def bonds(self) -> Bonds:
+        return self.draft.bonds
+
+    @cached_property
     def forced(self) -> list[bool]:
         """Atoms that stay whatever the budget. A text never vanishes: its best word stays, or whatever it has."""
-        forced = [atom.kind is AtomKind.FIXED for atom in self.atoms]
+        forced = self.draft.fixed.copy()
         if self.atoms and not any(forced):
             words = [i for i, atom in enumerate(self.atoms) if atom.kind is AtomKind.WORD]
             forced[max(words or [0], key=lambda i: (self.worth[i], -i))] = True
-        self.bonds.spread(forced)
+            self.bonds.spread(forced)
         return forced
 
     @cached_property
@@ -68,8 +119,8 @@ class Candidate:
         and more, for without it others say the opposite.
         """
         found: list[tuple[int, float]] = []
-        for i, atom in enumerate(self.atoms):
-            if self.forced[i] or atom.kind not in (AtomKind.WORD, AtomKind.PUNCT) or i in self.bonds.joints:
+        for i in self.draft.open:
+            if self.forced[i]:
                 continue
             group = self.bonds.group(i)
             if group is None:
@@ -77,6 +128,14 @@ class Candidate:
             elif group[0] == i:
                 found.append((i, float(max(self.worth[j] for j in group)) + _GOVERNS))
         return found
+
+
+def settled(drafts: Sequence[Draft], target: Callable[[int], float], context: CompressionContext) -> bool:
+    """Whether what must stay fills the budget, so that nothing need be judged."""
+    if not all(any(draft.fixed) for draft in drafts):
+        return False
+    pruning = Pruning([Candidate.unjudged(draft) for draft in drafts], context)
+    return pruning.least >= target(pruning.tokens)
 
 
 def pruned(

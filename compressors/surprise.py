@@ -44,11 +44,16 @@ class Surprise:
 
 
 def surprise_of(
-    texts: Sequence[str], *, score: Score, remaining: Callable[[], float], given: str = ""
+    texts: Sequence[str],
+    *,
+    score: Score,
+    remaining: Callable[[], float],
+    wanted: Sequence[Sequence[Span]] | None = None,
+    given: str = "",
 ) -> list[Surprise]:
-    """The surprise of each text, as far as there is time: the first texts first."""
+    """The surprise of each text, or of its `wanted` spans, as far as there is time: the first texts first."""
     found = [Surprise() for _ in texts]
-    for number, tokens, end in score(texts, given=given, remaining=remaining):
+    for number, tokens, end in score(texts, wanted=wanted, given=given, remaining=remaining):
         found[number].windows.append(np.asarray(tokens, dtype=np.float64).reshape(-1, 3))
         found[number].end = end
         if remaining() <= 0.0:

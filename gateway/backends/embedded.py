@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from ...backend_engine.types import GenerationRequest
 from ...compressors.context import Score
+from ...compressors.result import Span
 from ...policies import Line
 from ...policies.schema import EmbeddedBackend as EngineSpec
 from ...prompt import (
@@ -166,8 +167,15 @@ class EmbeddedBackend(Backend):
     def scorer(self) -> Score | None:
         return self._scores
 
-    def _scores(self, texts: Sequence[str], *, given: str = "", remaining: Callable[[], float]) -> "Iterator[Scores]":
-        return self._opened().scorer(texts, given=given, remaining=remaining)
+    def _scores(
+        self,
+        texts: Sequence[str],
+        *,
+        wanted: Sequence[Sequence[Span]] | None = None,
+        given: str = "",
+        remaining: Callable[[], float],
+    ) -> "Iterator[Scores]":
+        return self._opened().scorer(texts, wanted=wanted, given=given, remaining=remaining)
 
     def warm(self, texts: Sequence[str], *, collection: str) -> None:
         """Have the KV of chunks computed in the background; what finds no room is computed when it is first missed, and

@@ -127,6 +127,57 @@ def test_what_is_left_behind_changes_little(smollm2: LoadedModel) -> None:
     assert abs(near[1:, 2].mean() - float(whole.mean())) < 0.1
 
 
+def test_what_is_wanted_is_scored_as_it_would_be_among_all(service: EngineService, reference: Reference) -> None:
+    text = text_of(300, 9)
+    spans = [(10, 14), (40, 41), (90, 120)]
+    scorer = TextScorer(service.run_all, letters, rows=512, room=1024)
+    (window,) = scorer([text], wanted=[spans], remaining=forever)
+    places = [place for start, end in spans for place in range(start, end)]
+    assert window.tokens[:, 0].tolist() == places
+    assert window.end == 300
+    expected = reference(letters(text).ids).numpy()[[place - 1 for place in places]]
+    assert np.abs(window.tokens[:, 2] - expected).max() < 1e-3
+
+
+def test_what_is_far_before_all_that_is_wanted_is_not_read(service: EngineService) -> None:
+    read: list[int] = []
+
+    def run(batch: Sequence[GenerationRequest]) -> Sequence[Result]:
+        read.extend(len(request.ids) for request in batch)
+        return service.run_all(batch)
+
+    texts = [text_of(400, 10), text_of(50, 11), text_of(300, 12)]
+    scorer = TextScorer(run, letters, rows=512, room=1024)
+    windows = list(scorer(texts, wanted=[[(2, 5), (350, 352)], [], [(299, 300)]], remaining=forever))
+    assert read == [5 + 63 + 2, 64]
+    assert {window.text: window.tokens[:, 0].tolist() for window in windows} == {
+        0: [2, 3, 4, 350, 351],
+        1: [],
+        2: [299],
+    }
+    assert {window.text: window.end for window in windows} == {0: 400, 1: 50, 2: 300}
+
+
+def test_scores_are_the_same_where_time_is_short(service: EngineService) -> None:
+    """The piece by which the speed is learned is no window of its own: nothing before it is forgotten."""
+    texts = [text_of(500, 13), text_of(90, 14)]
+    sizes: list[int] = []
+
+    def run(batch: Sequence[GenerationRequest]) -> Sequence[Result]:
+        sizes.append(len(batch[0].ids))
+        return service.run_all(batch)
+
+    scorer = TextScorer(run, letters, rows=200, room=1024)
+    at_leisure = list(scorer(texts, remaining=forever))
+    assert sizes[0] == 200
+    sizes.clear()
+    in_haste = list(scorer(texts, remaining=lambda: 1e6))
+    assert sizes[0] == 128
+    for number in (0, 1):
+        one, other = joined(at_leisure, number), joined(in_haste, number)
+        assert np.allclose(one, other, atol=1e-4, equal_nan=True)
+
+
 def test_several_texts_share_a_call(service: EngineService) -> None:
     sizes: list[int] = []
 

@@ -32,7 +32,7 @@ def bag_of_words(texts: Sequence[str]) -> NDArray[np.float32]:
 
 
 def word_frequency(
-    texts: Sequence[str], *, given: str = "", remaining: Callable[[], float]
+    texts: Sequence[str], *, wanted: object = None, given: str = "", remaining: Callable[[], float]
 ) -> Iterator[tuple[int, NDArray[np.float64], int]]:
     """A token is the less surprising the more often it was there before; a text's first one has no score. Windows of
     200 tokens.

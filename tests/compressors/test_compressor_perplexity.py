@@ -153,7 +153,9 @@ def test_deadline_between_windows_keeps_the_rest(context: Make, prompt_of: Promp
     scorer = context().score
     assert scorer is not None
 
-    def slow(texts: Sequence[str], *, given: str = "", remaining: Callable[[], float]) -> Iterator[Window]:
+    def slow(
+        texts: Sequence[str], *, wanted: object = None, given: str = "", remaining: Callable[[], float]
+    ) -> Iterator[Window]:
         nonlocal now
         for number, tokens, end in scorer(texts, given=given, remaining=remaining):
             now += len(tokens) / 200
@@ -172,11 +174,49 @@ def test_deadline_between_windows_keeps_the_rest(context: Make, prompt_of: Promp
     assert result.rate < 1.0
 
 
+def test_nothing_is_scored_where_what_must_stay_fills_the_budget(context: Make, prompt_of: PromptOf) -> None:
+    def never(
+        texts: Sequence[str], *, wanted: object = None, given: str = "", remaining: Callable[[], float]
+    ) -> Iterator[Window]:
+        raise AssertionError("the scorer was asked")
+
+    text = "See https://example.com/a/long/path?x=1 and https://example.com/another/long/path?x=2 or so. " * 8
+    options = {"target_rate": 0.33, "contrast": 1.0}
+    with_scores = create("perplexity", options).compress(prompt_of(text), context=context())
+    without = create("perplexity", options).compress(prompt_of(text), context=context(score=never))
+    assert without.changes == with_scores.changes
+    assert "missed" in without.note
+    assert without.rate < 1.0
+
+
+def test_only_what_may_go_is_scored(context: Make, prompt_of: PromptOf) -> None:
+    asked: list[str] = []
+    scorer = context().score
+    assert scorer is not None
+
+    def noting(
+        texts: Sequence[str],
+        *,
+        wanted: Sequence[Sequence[tuple[int, int]]] | None = None,
+        given: str = "",
+        remaining: Callable[[], float],
+    ) -> Iterator[Window]:
+        assert wanted is not None
+        asked.extend(text[start:end] for text, spans in zip(texts, wanted, strict=True) for start, end in spans)
+        yield from scorer(texts, given=given, remaining=remaining)
+
+    text = "# A heading\n\n" + "The train left at 12:30 (late) for $48,750 altogether. " * 12
+    create("perplexity", {"target_rate": 0.8}).compress(prompt_of(text), context=context(score=noting))
+    assert set(asked) == {"The", "train", "left", "at", "late", "for", "altogether"}
+
+
 def test_surprise_is_summed_over_a_words_tokens_in_every_window() -> None:
     text = "ab cd " * 1000
     spans = [(at, at + 2) for at in range(0, len(text), 3)]
 
-    def letters(texts: Sequence[str], *, given: str = "", remaining: Callable[[], float]) -> Iterator[Window]:
+    def letters(
+        texts: Sequence[str], *, wanted: object = None, given: str = "", remaining: Callable[[], float]
+    ) -> Iterator[Window]:
         rows = [(at, at + 1, -1.0) for at in range(1, len(text)) if not text[at].isspace()]
         for at in range(0, len(rows), 300):
             yield 0, np.array(rows[at : at + 300]), int(rows[at : at + 300][-1][1])

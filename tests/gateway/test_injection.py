@@ -64,7 +64,7 @@ def tools(*texts: str, score: Any = None) -> Tools:
 
 
 def words_scored(
-    texts: Sequence[str], *, given: str = "", remaining: Callable[[], float]
+    texts: Sequence[str], *, wanted: object = None, given: str = "", remaining: Callable[[], float]
 ) -> Iterator[tuple[int, NDArray[np.float64], int]]:
     """Foresees letters; is surprised by what has none."""
     for number, text in enumerate(texts):

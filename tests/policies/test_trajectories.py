@@ -50,7 +50,7 @@ def embed(texts: Sequence[str]) -> NDArray[np.float32]:
 
 
 def score(
-    texts: Sequence[str], *, given: str = "", remaining: Callable[[], float]
+    texts: Sequence[str], *, wanted: object = None, given: str = "", remaining: Callable[[], float]
 ) -> Iterator[tuple[int, NDArray[np.float64], int]]:
     """Words that a hash finds more or less surprising."""
     for number, text in enumerate(texts):
