@@ -1,6 +1,6 @@
 """The HTTP application: routes inside, the edge around them, one error form for everything."""
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -30,7 +30,7 @@ from . import (
 from .backends.base import Backend
 from .caller import caller_of
 from .direct import Direct
-from .edge import Edge, Scope, error_headers, log
+from .edge import App, Edge, Scope, error_headers, log
 from .errors import on_the_wire
 from .house import Sluice
 from .keys.admission import admitted
@@ -61,6 +61,27 @@ _ROUTES = (
 )
 
 
+class Application(FastAPI):
+    """FastAPI with `around` its own layers of middleware, so that what is answered there never gets into them.
+
+    Middleware that is added to the application is asked before all of that.
+    """
+
+    def __init__(self, around: Callable[[App], App], **options: Any) -> None:
+        super().__init__(**options)
+        self._around = around
+
+    def build_middleware_stack(self) -> App:
+        added, self.user_middleware = self.user_middleware, []
+        try:
+            app = self._around(super().build_middleware_stack())
+        finally:
+            self.user_middleware = added
+        for cls, args, kwargs in reversed(added):
+            app = cls(app, *args, **kwargs)
+        return app
+
+
 def create_app(
     policy_set: PolicySet, *, backends: Mapping[str, Backend] | None = None, reload_every_s: float = 1.0
 ) -> FastAPI:
@@ -83,8 +104,20 @@ def create_app(
             finally:
                 await app.state.sluice.close()
 
+    limits = policy_set.server
+
+    def around(framework: App) -> App:
+        return Edge(
+            Direct(framework, routers=[routes.router for routes in _ROUTES], on_error=_own_error),
+            max_body_bytes=limits.max_body_bytes,
+            body_timeout_s=min(limits.request_timeout, _BODY_S),
+            metrics=metrics,
+            admit=_admit,
+            traces=lambda: app.state.traces,
+        )
+
     # No schema of FastAPI's making: bodies are read by our own rooms, so it would describe none of them.
-    app = FastAPI(title="promptsluice", lifespan=lifespan, redirect_slashes=False, openapi_url=None)
+    app = Application(around, title="promptsluice", lifespan=lifespan, redirect_slashes=False, openapi_url=None)
     for routes in _ROUTES:
         app.include_router(routes.router)
     if policy_set.server.ui:
@@ -93,17 +126,6 @@ def create_app(
     app.add_exception_handler(PromptsluiceError, _own_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(RequestValidationError, _validation_error)
-    # What is added last is asked first.
-    app.add_middleware(Direct, routers=[routes.router for routes in _ROUTES], on_error=_own_error)
-    limits = policy_set.server
-    app.add_middleware(
-        Edge,
-        max_body_bytes=limits.max_body_bytes,
-        body_timeout_s=min(limits.request_timeout, _BODY_S),
-        metrics=metrics,
-        admit=_admit,
-        traces=lambda: app.state.traces,
-    )
     app.state.traces = None
     app.state.log_format = limits.log.format
     return app

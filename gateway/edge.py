@@ -138,20 +138,17 @@ class Edge:
         except PromptsluiceError as error:
             await exchange.fail(error, close=True)
             return
-        gone = asyncio.create_task(_wait_for_disconnect(receive))
-        work = asyncio.create_task(self._answer(exchange, scope, _replayed(body, gone)))
+        work = asyncio.current_task()
+        assert work is not None
+        gone = asyncio.create_task(_cancelled_by_leaving(work, exchange, receive))
         try:
-            await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
-            # uvicorn reports a disconnect after every complete response too: then the work only has its last lines to
-            # run.
-            if not work.done() and not exchange.complete:
-                work.cancel()
-            await asyncio.wait({work})
+            await self._answer(exchange, scope, _replayed(body, gone))
+        except asyncio.CancelledError:
+            if not exchange.left:
+                raise
+            work.uncancel()
         finally:
             gone.cancel()
-            work.cancel()
-        if not work.cancelled():
-            work.result()
 
     async def _answer(self, exchange: "_Exchange", scope: Scope, receive: Receive) -> None:
         try:
@@ -197,6 +194,7 @@ class _Exchange:
         self.status = 499
         self.started = False
         self.complete = False
+        self.left = False
         self.ticket: Ticket | None = None
         scope.setdefault("state", {})["request_id"] = self.request_id
 
@@ -267,9 +265,15 @@ def _decoded(scope: Scope) -> dict[str, str]:
     return {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
 
 
-async def _wait_for_disconnect(receive: Receive) -> None:
+async def _cancelled_by_leaving(work: "asyncio.Task[Any]", exchange: _Exchange, receive: Receive) -> None:
+    """Watch for a client that leaves before its answer is complete. uvicorn reports a disconnect after every complete
+    response too: then the work only has its last lines to run.
+    """
     while (await receive())["type"] != "http.disconnect":
         pass
+    if not exchange.complete:
+        exchange.left = True
+        work.cancel()
 
 
 def _replayed(body: bytes, gone: "asyncio.Task[None]") -> Receive:

@@ -42,6 +42,8 @@ from .turns import scope_of
 
 # Below this size a body is parsed faster than it is handed to a thread.
 _LARGE_BODY = 256 * 1024
+# Where a stream's frames go out as they are; elsewhere they become other events.
+_UNREAD = frozenset({"/v1/chat/completions", "/v1/completions"})
 # The optimizer's steps keep their own deadlines; this is for what hangs, or loads a model for the first time.
 _OPTIMIZE_S = 30.0
 
@@ -275,6 +277,7 @@ def asked(begun: Begun, body: Mapping[str, Any], caller: Caller) -> dict[str, An
         "include_usage": bool(options.get("include_usage")),
         "tenant": caller.tenant,
         "headers": caller.forwarded,
+        "unread": caller.path in _UNREAD and not caller.wants_report and begun.resolution.policy.cache is None,
     }
 
 

@@ -4,12 +4,43 @@ uvicorn waits for the head of a request, and for a client to take what it is sen
 Bodies have their own time, at the edge.
 """
 
-from asyncio import TimerHandle, Transport
+from asyncio import AbstractEventLoop, TimerHandle, Transport
+from typing import cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 _LATE = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 _LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+
+
+class _Corked:
+    """What uvicorn writes a connection's answers to: a head goes out together with what follows in the same turn of the
+    loop.
+    """
+
+    def __init__(self, transport: Transport, loop: AbstractEventLoop) -> None:
+        self._transport, self._loop = transport, loop
+        self._held = b""
+
+    def write(self, data: bytes) -> None:
+        if self._held:
+            data, self._held = self._held + data, b""
+            self._transport.write(data)
+        elif data:
+            self._held = data
+            self._loop.call_soon(self.flush)
+
+    def flush(self) -> None:
+        if self._held:
+            data, self._held = self._held, b""
+            self._transport.write(data)
+
+    def close(self) -> None:
+        self.flush()
+        self._transport.close()
+
+    def is_closing(self) -> bool:
+        return self._transport.is_closing()
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -33,6 +64,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: Transport) -> None:
         super().connection_made(transport)
+        self._corked = _Corked(transport, self.loop)
         self._waiting = self.loop.call_later(self.head_s, self._give_up, _LATE)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -59,6 +91,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._in_head = False
         self._stop_waiting()
         super().on_headers_complete()
+        self.cycle.transport = cast("Transport", self._corked)
         if self._last is not None:
             self._last.cancel()
             self.cycle.keep_alive = False
@@ -70,6 +103,7 @@ class BoundedProtocol(HttpToolsProtocol):
             super().shutdown()
 
     def on_response_complete(self) -> None:
+        self._corked.flush()
         super().on_response_complete()
         if self._in_head and self._waiting is None:  # the next one has begun meanwhile
             self._waiting = self.loop.call_later(self.head_s, self._give_up, _LATE)

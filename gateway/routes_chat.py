@@ -17,4 +17,4 @@ async def chat_completions(request: Request, sluice: House, caller: Known) -> Re
     reply = await pipeline.answer(sluice, await request.body(), caller)
     if isinstance(reply, Answer):
         return Response(reply.body, reply.status, dict(reply.headers), media_type="application/json")
-    return await EventStream.begun(reply.frames, headers=reply.headers, request_id=caller.request_id)
+    return EventStream(reply.frames, headers=reply.headers, request_id=caller.request_id)

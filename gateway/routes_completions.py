@@ -30,7 +30,7 @@ async def completions(request: Request, sluice: House, caller: Known) -> Respons
     reply = await _answer(sluice, await request.body(), caller)
     if isinstance(reply, Answer):
         return Response(reply.body, reply.status, dict(reply.headers), media_type="application/json")
-    return await EventStream.begun(reply.frames, headers=reply.headers, request_id=caller.request_id)
+    return EventStream(reply.frames, headers=reply.headers, request_id=caller.request_id)
 
 
 async def _answer(sluice: Sluice, raw: bytes, caller: Caller) -> Answer | Stream:

@@ -70,7 +70,7 @@ async def create_message(request: Request, sluice: House, caller: Known) -> Resp
     if isinstance(reply, Answer):
         return Response(reply.body, reply.status, headers, media_type="application/json")
     frames = with_last_words(reply.frames, request_id=caller.request_id)
-    return await EventStream.begun(frames, headers=headers, request_id=caller.request_id, end=b"")
+    return EventStream(frames, headers=headers, request_id=caller.request_id, end=b"")
 
 
 @router.post("/v1/messages/count_tokens")

@@ -44,7 +44,7 @@ async def create_response(request: Request, sluice: House, caller: Known) -> Res
             answer = reply.body if reply.status >= 400 else _whole(reply.body, response, finished)
             return Response(answer, reply.status, dict(reply.headers), media_type="application/json")
         events = as_events(reply.frames, response, finished=finished, request_id=caller.request_id)
-        return await EventStream.begun(events, headers=reply.headers, request_id=caller.request_id, end=b"")
+        return EventStream(events, headers=reply.headers, request_id=caller.request_id, end=b"")
     except PromptsluiceError as error:
         rename_fields(error)
         raise

@@ -18,105 +18,103 @@ FIRST_FRAME_S = 5.0
 
 
 class EventStream(Response):
-    """Sends frames as server-sent events. Make one with `begun`, which lets errors before the first frame pass."""
+    """Sends frames as server-sent events, and `end` after a whole answer.
+
+    The head goes out with the first frame, or after `first_frame_s`: what goes wrong before that is raised, as
+    PromptsluiceError or as the bug that it is. One timer watches over the head and over silence.
+    """
 
     media_type = "text/event-stream"
 
     def __init__(
         self,
         frames: AsyncGenerator[Frame, None],
-        first: "asyncio.Task[Frame | None]",
         *,
         headers: Mapping[str, str],
         request_id: str,
         end: bytes = DONE,
         keepalive_s: float = KEEPALIVE_S,
+        first_frame_s: float = FIRST_FRAME_S,
     ) -> None:
         super().__init__(headers={**headers, "cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]
         self._frames = frames
-        self._first = first
         self._request_id = request_id
         self._end = end
         self._keepalive_s = keepalive_s
+        self._first_frame_s = first_frame_s
+        self._loop = asyncio.get_running_loop()
+        self._begun = False
         self._sent_at = 0.0
         self._waiting: list[bytes] = []
-
-    @classmethod
-    async def begun(
-        cls, frames: AsyncGenerator[Frame, None], *, headers: Mapping[str, str], request_id: str, end: bytes = DONE
-    ) -> "EventStream":
-        """Wait for the first frame, though not for ever; PromptsluiceError when there is an error instead of it.
-
-        `end` is sent after a whole answer.
-        """
-        first = asyncio.create_task(next_frame(frames))
-        try:
-            await asyncio.wait({first}, timeout=FIRST_FRAME_S)
-            if first.done():
-                first.result()
-        except BaseException:
-            await abandon(first, frames)
-            raise
-        return cls(frames, first, headers=headers, request_id=request_id, end=end)
+        self._timer: asyncio.TimerHandle | None = None
+        self._sign: asyncio.Task[None] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        keeper: asyncio.Task[None] | None = None
+        self._timer = self._loop.call_later(self._first_frame_s, self._silent, send)
         try:
-            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            keeper = asyncio.create_task(self._keep_alive(send))
             whole = await self._send_frames(send)
-            keeper.cancel()
-            await send({"type": "http.response.body", "body": self._end if whole else b""})
+            if whole:
+                self._waiting.append(self._end)
+            await self._write(send, last=True)
         finally:
-            if keeper is not None:
-                keeper.cancel()
-            await abandon(self._first, self._frames)
+            self._timer.cancel()
+            if self._sign is not None:
+                self._sign.cancel()
+            await self._frames.aclose()
 
     async def _send_frames(self, send: Send) -> bool:
         """Send every frame; False when the answer broke off, which its last frame then says."""
         try:
-            item = await self._first
-            while item is not None:
+            async for item in self._frames:
                 if item.data:
-                    self._waiting.append(frame(item.data, event=item.event))
-                if not item.more or item.failed:
-                    await self._write(send)
+                    self._waiting.append(item.data if item.framed else frame(item.data, event=item.event))
                 if item.failed:
                     return False
-                item = await next_frame(self._frames)
+                if not item.more:
+                    await self._write(send)
         except PromptsluiceError as error:
+            if not self._begun and not self._waiting:
+                raise
             log.warning("request %s broke off: %s", self._request_id, error.message)
             entered(error=error.code or error.type)
             self._waiting.append(frame(dumps(error.to_wire())))
-            await self._write(send)
             return False
-        except Exception as error:  # noqa: BLE001 - the seam where a bug becomes a frame
+        except Exception as error:  # the seam where a bug becomes a frame
+            if not self._begun and not self._waiting:
+                raise
             log_failure(error, request_id=self._request_id)
             entered(error="internal")
             self._waiting.append(frame(dumps(internal_error(self._request_id).to_wire())))
-            await self._write(send)
             return False
-        await self._write(send)
         return True
 
-    async def _write(self, send: Send) -> None:
-        """Whatever frames are there, in one write."""
-        if self._waiting:
-            self._sent_at = asyncio.get_running_loop().time()
-            body = b"".join(self._waiting)
-            self._waiting.clear()
-            await send({"type": "http.response.body", "body": body, "more_body": True})
+    async def _write(self, send: Send, *, last: bool = False) -> None:
+        """Whatever frames are there, in one write, after what the timer has begun to say."""
+        if not (self._waiting or last):
+            return
+        if self._sign is not None:
+            await self._sign
+        body = b"".join(self._waiting)
+        self._waiting.clear()
+        await self._say(send, body, last=last)
 
-    async def _keep_alive(self, send: Send) -> None:
-        """Whole comments between whole events, so that proxies on the way do not take silence for death."""
-        loop = asyncio.get_running_loop()
-        self._sent_at = loop.time()
-        while True:
-            await asyncio.sleep(max(0.01, self._sent_at + self._keepalive_s - loop.time()))
-            if loop.time() - self._sent_at >= self._keepalive_s:
-                self._sent_at = loop.time()
-                await send({"type": "http.response.body", "body": KEEPALIVE, "more_body": True})
+    async def _say(self, send: Send, body: bytes, *, last: bool = False) -> None:
+        self._sent_at = self._loop.time()
+        if not self._begun:
+            self._begun = True
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        await send({"type": "http.response.body", "body": body, "more_body": not last})
+
+    def _silent(self, send: Send) -> None:
+        """The timer's turn: the head, where nothing has been sent; whole comments between whole events where nothing
+        was for long, so that proxies on the way do not take silence for death.
+        """
+        left = self._sent_at + self._keepalive_s - self._loop.time() if self._begun else 0.0
+        if left <= 0 and (self._sign is None or self._sign.done()):
+            self._sign = asyncio.create_task(self._say(send, KEEPALIVE if self._begun else b""))
+            left = self._keepalive_s
+        self._timer = self._loop.call_later(max(0.01, left), self._silent, send)
 
 
 async def next_frame(frames: AsyncGenerator[Frame, None]) -> Frame | None:

@@ -83,6 +83,11 @@ class EventSplitter:
         self._held = 0
         self._after_cr = False
 
+    @property
+    def between(self) -> bool:
+        """Whether the next byte begins an event."""
+        return not self._line and not self._data and not self._after_cr
+
     def feed(self, chunk: bytes) -> Iterator[bytes]:
         """Yield the data of every event that `chunk` completes."""
         if self._after_cr and chunk.startswith(b"\n"):

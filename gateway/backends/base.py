@@ -25,7 +25,8 @@ class Asked:
     recomputed, cached).
 
     `model` is the name that the client asked for, without a policy suffix. `tenant` separates caches. `headers` are
-    those of the client's headers that may go upstream.
+    those of the client's headers that may go upstream. `unread`: nobody on the way back reads a stream's frames, and
+    several may come as one (`Frame.framed`).
     """
 
     model: str
@@ -35,6 +36,7 @@ class Asked:
     include_usage: bool = False
     tenant: str = ""
     headers: Mapping[str, str] = field(default_factory=dict)
+    unread: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +77,8 @@ class Frame:
 
     `more`: the next frame is there already, so that both may be written at once; only a hint.
 
+    `framed`: `data` are one or more whole events as they go out, of chunks that differ in their text only.
+
     A frame with empty `data` only brings `usage` for the books and is not sent. `failed`: the data is an error object.
     `event` is its name as a server-sent event; those of chats have none.
     """
@@ -85,6 +89,7 @@ class Frame:
     failed: bool = False
     event: str = ""
     more: bool = False
+    framed: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ from typing import Protocol
 from ...prompt import UpstreamError, Usage
 from ..messages import form as messages
 from ..messages.stream import MessageStreamReader
+from ..wire import EventSplitter
 from .base import Frame
 from .upstream import ChatStreamReader, Secret, as_error_body, usage_of
 
@@ -18,6 +19,12 @@ class StreamReader(Protocol):
 
     def read(self, data: bytes) -> Iterator[Frame]:
         """Frames to send for one event. UpstreamError for data that has not the form."""
+        ...
+
+    def run(self, piece: bytes, at: int) -> tuple[int, Frame | None]:
+        """From `at` on in a piece of the stream, where an event begins: the events that can go on unread, as one frame
+        that is `framed`, and where they end; `at` and None where the next one has to be read.
+        """
         ...
 
     def end(self) -> Iterator[Frame]:
@@ -84,3 +91,18 @@ class MessagesForm:
 
     def error(self, status: int, body: bytes) -> bytes:
         return messages.as_error_body(status, body)
+
+
+def to_be_read(splitter: EventSplitter, reader: StreamReader, piece: bytes, items: list[Frame]) -> Iterator[bytes]:
+    """The data of the events that have to be read; the others are put among the items as they are."""
+    at = 0
+    while at < len(piece) and splitter.between:
+        at, run = reader.run(piece, at)
+        if run is not None:
+            items.append(run)
+        end = piece.find(b"\n\n", at) + 2
+        if end < 2:
+            break
+        yield from splitter.feed(piece[at:end])
+        at = end
+    yield from splitter.feed(piece[at:])

@@ -34,7 +34,7 @@ from .base import (
     TextCall,
     estimated_tokens,
 )
-from .forms import ChatForm, Form, MessagesForm, StreamReader
+from .forms import ChatForm, Form, MessagesForm, StreamReader, to_be_read
 from .sending import HttpxSender, Reply, Sender, Times, sender_to_upstreams
 from .servers import Server, Servers
 from .unpacking import CODINGS
@@ -279,8 +279,8 @@ class UpstreamBackend(Backend):
         splitter = EventSplitter()
         try:
             while piece := await self._piece(response):
-                items, error = self._read(splitter, reader, piece)
-                if items and items[-1].more:
+                items, error = self._read(splitter, reader, piece, unread=call.unread)
+                if items and items[-1].more and not (reader.over and response.over):
                     items[-1] = replace(items[-1], more=False)
                 for item in items:
                     _note(call, item.usage)
@@ -311,12 +311,12 @@ class UpstreamBackend(Backend):
             return
 
     def _read(
-        self, splitter: EventSplitter, reader: StreamReader, piece: bytes
+        self, splitter: EventSplitter, reader: StreamReader, piece: bytes, *, unread: bool
     ) -> tuple[list[Frame], UpstreamError | None]:
         """All frames that a piece of the body completes, and what is wrong with what follows them."""
         items = list[Frame]()
         try:
-            for data in splitter.feed(piece):
+            for data in to_be_read(splitter, reader, piece, items) if unread else splitter.feed(piece):
                 items += reader.read(data)
                 if reader.over:
                     break

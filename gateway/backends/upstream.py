@@ -9,6 +9,7 @@ from typing import Any
 from ...prompt import UpstreamError, Usage
 from ..wire import dumps
 from .base import Frame, ModelCard, size_of
+from .runs import Pattern
 
 _PASSED = frozenset({"retry-after", "retry-after-ms", "x-should-retry", "openai-processing-ms"})
 _LIMITS = ("x-ratelimit-", "anthropic-ratelimit-")
@@ -23,6 +24,7 @@ _SLUGS = {
 }
 _CHUNKS = json.JSONDecoder(parse_constant=lambda name: None)  # made once: making it costs as much as reading a chunk
 _SAID = frozenset({"content", "reasoning_content", "reasoning", "refusal", "tool_calls", "function_call", "audio"})
+_TRIES = 8  # chunks that are looked at for what the next ones may have in common, as long as they never have
 _MOST_TOKENS = 1 << 53  # beyond it counters, which are floats, count no more
 _CONTEXT = re.compile(r"context.{0,20}(length|window)|too (long|many tokens)", re.IGNORECASE)
 
@@ -148,7 +150,22 @@ class ChatStreamReader:
         self._usage: Usage | None = None
         self._open: set[int] = set()
         self._finished: set[int] = set()
+        self._last: tuple[bytes, dict[str, Any]] | None = None
+        self._pattern: Pattern | None = None
+        self._tries = _TRIES
         self.over = False
+
+    def run(self, piece: bytes, at: int) -> tuple[int, Frame | None]:
+        """From `at` on, where an event begins: the events that can go on unread, as one frame, and where they end."""
+        if self._last is not None and self._tries:
+            self._pattern, self._last, self._tries = Pattern.of(*self._last), None, self._tries - 1
+        if self._pattern is None:
+            return at, None
+        end, size = self._pattern.run(piece, at)
+        if end == at:
+            return at, None
+        self._tries = _TRIES
+        return end, Frame(data=piece[at:end], content=size, framed=True, more=True)
 
     def read(self, data: bytes) -> Iterator[Frame]:
         """Frames to send for one event, with `more` until their taker knows better. UpstreamError for data that is no
@@ -167,6 +184,7 @@ class ChatStreamReader:
         self._note(choices)
         usage = chunk.get("usage")
         if not isinstance(usage, dict) or (self._continuous and choices):
+            self._last = (data, chunk) if len(choices) == 1 else None
             yield Frame(data=data, content=_said_in(choices), more=True)
         else:
             self._usage = read_usage(usage)

@@ -10,6 +10,7 @@ from ..edge import internal_error, log, log_failure
 from ..wire import dumps, loads
 from .opened import Event, OpenCall, OpenItem, OpenText
 from .output import Item, ResponseObject, arguments_of, logprobs_of, new_id, usage_of
+from .translate import rename_fields
 
 _ERROR_CODES = {429: "rate_limit_exceeded", 400: "invalid_prompt"}
 Finished = Callable[[list[Item], bytes], None]
@@ -143,7 +144,11 @@ async def as_events(
         return Frame(data=data, event=event["type"], failed=failed)
 
     async with aclosing(frames):
-        item = await anext(frames, None)
+        try:
+            item = await anext(frames, None)
+        except PromptsluiceError as error:
+            rename_fields(error)
+            raise
         for event in writer.begin():
             yield numbered(event)
         try:

@@ -82,9 +82,26 @@ async def written(frames: AsyncGenerator[Frame, None]) -> list[bytes]:
     async def send(message: MutableMapping[str, Any]) -> None:
         sent.append(message.get("body", b""))
 
-    response = await EventStream.begun(frames, headers={}, request_id="r")
+    response = EventStream(frames, headers={}, request_id="r", first_frame_s=0.01)
     await response({}, asyncio.Queue[Any]().get, send)
     return sent[1:]
+
+
+async def test_the_head_waits_for_the_first_frame_and_not_for_ever() -> None:
+    async def at_once() -> AsyncGenerator[Frame, None]:
+        raise Overloaded("full")
+        yield
+
+    with pytest.raises(Overloaded):
+        await written(at_once())
+
+    async def late() -> AsyncGenerator[Frame, None]:
+        await asyncio.sleep(0.05)
+        raise Overloaded("full")
+        yield
+
+    head_only, error = await written(late())
+    assert head_only == b"" and error.startswith(b'data: {"error":')
 
 
 async def test_frames_of_one_read_go_out_in_one_write() -> None:
@@ -105,8 +122,8 @@ async def test_what_waits_to_be_written_goes_out_before_an_error(error: Exceptio
         yield Frame(data=b"2", more=True)
         raise error
 
-    first, rest, end = await written(frames())
-    assert first == b"data: 1\n\n" and end == b""
+    first, rest = await written(frames())
+    assert first == b"data: 1\n\n"
     assert rest.startswith(b'data: 2\n\ndata: {"error":') and rest.count(b"data: ") == 2
 
 
@@ -114,4 +131,4 @@ async def test_a_last_frame_that_promises_more_is_written() -> None:
     async def frames() -> AsyncGenerator[Frame, None]:
         yield Frame(data=b"1", more=True)
 
-    assert await written(frames()) == [b"data: 1\n\n", b"data: [DONE]\n\n"]
+    assert await written(frames()) == [b"data: 1\n\ndata: [DONE]\n\n"]
