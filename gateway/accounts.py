@@ -12,7 +12,7 @@ from .caller import Caller
 from .house import Sluice
 from .keys.spending import Written
 from .keys.ticket import Ticket
-from .observed import finished, first_token
+from .observed import afterwards, finished, first_token
 from .observed import replied as answered
 from .recall import HEADER as RECALLED
 from .recording import outcome_of
@@ -111,8 +111,12 @@ async def _accounted(
 def _first_token(sluice: Sluice, prepared: Begun) -> None:
     """Enter it in the books."""
     seconds = time.perf_counter() - prepared.began
-    sluice.metrics.first_token(prepared.resolution.model, prepared.report, seconds)
-    sluice.metrics.genai.first_token(who(sluice, prepared), seconds)
+
+    def entered() -> None:
+        sluice.metrics.first_token(prepared.resolution.model, prepared.report, seconds)
+        sluice.metrics.genai.first_token(who(sluice, prepared), seconds)
+
+    afterwards(entered)
     first_token(seconds)
     if prepared.record is not None:
         prepared.record.ttft_s = seconds
@@ -136,10 +140,16 @@ def ended(
     """Enter in all books how a request ended: ok, failed, refused, cancelled."""
     model, report = prepared.resolution.model, prepared.report
     seconds = time.perf_counter() - prepared.began
-    sluice.metrics.finished(model, report, outcome=outcome, usage=usage)
-    sluice.metrics.genai.finished(who(sluice, prepared), outcome=outcome, seconds=seconds, usage=usage)
-    finished(report, model=sluice.metrics.known(model), outcome=outcome, usage=usage)
     if prepared.record is not None:
+        prepared.record.outcome = outcome  # it is nobody else's to end any more
         if isinstance(error, PromptsluiceError):
             prepared.record.failed(error)
-        sluice.rooms.records.finished(prepared.record, outcome=outcome, usage=usage)
+
+    def entered() -> None:
+        sluice.metrics.finished(model, report, outcome=outcome, usage=usage)
+        sluice.metrics.genai.finished(who(sluice, prepared), outcome=outcome, seconds=seconds, usage=usage)
+        if prepared.record is not None:
+            sluice.rooms.records.finished(prepared.record, outcome=outcome, usage=usage)
+
+    afterwards(entered)
+    finished(report, model=sluice.metrics.known(model), outcome=outcome, usage=usage)

@@ -30,7 +30,7 @@ from . import (
 from .backends.base import Backend
 from .caller import caller_of
 from .direct import Direct
-from .edge import App, Edge, Scope, error_headers, log
+from .edge import App, Edge, Receive, Scope, Send, error_headers, log
 from .errors import on_the_wire
 from .house import Sluice
 from .keys.admission import admitted
@@ -70,6 +70,16 @@ class Application(FastAPI):
     def __init__(self, around: Callable[[App], App], **options: Any) -> None:
         super().__init__(**options)
         self._around = around
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """What FastAPI's and Starlette's do, but for FastAPI's own telemetry: the edge has ours."""
+        if scope["type"] != "http" or self.middleware_stack is None:
+            await super().__call__(scope, receive, send)
+            return
+        scope["app"] = self
+        if self.root_path:
+            scope["root_path"] = self.root_path
+        await self.middleware_stack(scope, receive, send)
 
     def build_middleware_stack(self) -> App:
         added, self.user_middleware = self.user_middleware, []

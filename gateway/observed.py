@@ -6,7 +6,7 @@ content.
 """
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
@@ -32,6 +32,8 @@ class Observed:
         self.span = span
         self.operation: Span | None = None
         self.phase: Span | None = None
+        self.due: list[Callable[[], None]] | None = []
+        """What waits for the answer to be out; None once it is."""
 
 
 _HERE: ContextVar[Observed | None] = ContextVar("promptsluice_observed", default=None)
@@ -70,6 +72,15 @@ def entered(**fields: Any) -> None:
     observed = _HERE.get()
     if observed is not None:
         observed.fields.update(fields)
+
+
+def afterwards(work: Callable[[], None]) -> None:
+    """Do this once the answer is out, so that no client waits for our books; at once where no exchange is open."""
+    observed = _HERE.get()
+    if observed is None or observed.due is None:
+        work()
+    else:
+        observed.due.append(work)
 
 
 def dispatched(operation: str, provider: str, model: str, *, stream: bool) -> Mapping[str, str]:
@@ -135,7 +146,10 @@ def finished(report: Report, *, model: str, outcome: str, usage: Usage | None) -
 
 
 def ended(observed: Observed, *, method: str, route: str, status: int, seconds: float) -> None:
-    """The exchange is over: its line, and the name of its span. Status 499 is a client that left."""
+    """The exchange is over: what waited for that, its line, the name of its span. Status 499 is a client that left."""
+    due, observed.due = observed.due or (), None
+    for work in due:
+        work()
     span = observed.span
     if span is not None:
         span.update_name(f"{method} {route}")

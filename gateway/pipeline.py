@@ -33,7 +33,7 @@ from .failover import Able, Ask, C, anyone, complete
 from .house import Sluice
 from .keys.spending import longest_answers, reserve
 from .keys.ticket import Ticket
-from .observed import dispatched, entered, step
+from .observed import afterwards, dispatched, entered, step
 from .optimization import BUSY, Optimized, optimized, passed_over
 from .recall import completed
 from .recording import outcome_of, outline_of, recorded, show
@@ -182,7 +182,7 @@ async def prepare(
         )
     outcome.report_to(report)
     report.overhead_ms = (time.perf_counter() - start) * 1000
-    sluice.metrics.prepared(report)
+    afterwards(lambda: sluice.metrics.prepared(report))
     prepared = Prepared(
         prompt=outcome.prompt,
         resolution=resolution,

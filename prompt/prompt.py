@@ -19,7 +19,7 @@ from .segment import Kind, Path, Segment
 class Prompt:
     """A request's messages, cut into segments. Make one with `from_body` or `from_messages`."""
 
-    __slots__ = ("_body", "_dropped", "_fields", "_originals", "_protection", "_raw", "_segments")
+    __slots__ = ("_body", "_dropped", "_edited", "_fields", "_originals", "_protection", "_raw", "_segments")
 
     def __init__(
         self,
@@ -39,6 +39,7 @@ class Prompt:
         self._protection = protection
         self._dropped = dropped
         self._fields = dict(fields or {})
+        self._edited: dict[Path, str] | None = None
 
     @classmethod
     def from_body(cls, raw: bytes, *, max_depth: int = 128) -> Self:
@@ -76,6 +77,8 @@ class Prompt:
     @property
     def messages(self) -> list[Any]:
         """The messages as they would go out now; an unchanged one is the same object that came in."""
+        if not self._dropped and not self._edits():
+            return list(self._originals)
         edits: dict[int, dict[Path, str]] = {}
         for path, text in self._edits().items():
             edits.setdefault(int(path[1]), {})[path[2:]] = text
@@ -228,8 +231,13 @@ class Prompt:
         }
         return type(self)(**{**state, **changes})
 
-    def _edits(self) -> dict[Path, str]:
-        """The leaves whose text differs from what came in."""
+    def _edits(self) -> Mapping[Path, str]:
+        """The leaves whose text differs from what came in; worked out once."""
+        if self._edited is None:
+            self._edited = self._edits_now()
+        return self._edited
+
+    def _edits_now(self) -> dict[Path, str]:
         touched = {segment.path for segment in self._segments if segment.changed}
         if not touched:
             return {}
