@@ -2,17 +2,24 @@
 
 A key's hash has, for each limit, what was spent and when; its sorted set has the places with the time until which they
 are held. Gateways renew their places, so that those of one that died come free. Times are the server's.
+
+A step that was asked for on a connection that broke may have been done or not, so that each has an id, which another
+set keeps for a while: done again, it does nothing. Corrections that cannot be made now are held and made later.
 """
 
 import asyncio
 import logging
+import time
+import uuid
+from collections import deque
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from ...prompt import ConfigError
 from .batches import Batches
 from .counters import Amounts, Counters, Place, Taken
-from .limits import Level
+from .limits import Level, Limit
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -23,19 +30,33 @@ _PREFIX = "promptsluice:limits:"
 _HELD_S = 60.0
 _RENEWED_S = 20.0
 _CONNECTIONS = 4
+_AGAIN_S = 2.0
+_DOUBT_S = 300.0  # how long a step is remembered, so that asking for it again does nothing
+_HELD = 10_000
+_AT_A_TIME = 256
 
-# KEYS: hash, sorted set. ARGV: may it be refused, the place's id or "", the most places, seconds that it is held, then
+# KEYS: hash, sorted set of places, sorted set of steps. ARGV: may it be refused, the place's id or "", the most places,
+# seconds that it is held, the step's id, seconds that it is remembered, the id of the step that it undoes or "", then
 # for each limit its name, most, period, 1 if it slides, the amount.
+# What was done before, or undoes what was not done, takes nothing; what was undone before it was done will not be done.
 # Returns the index of the limit without room (0: none; -1: no place is free), how long to wait (-1: for ever), then for
 # each limit what is spent and the seconds until it is not.
 _ENTER = """
 local time = redis.call('TIME')
 local now = time[1] + time[2] / 1000000
 local refusable, place, places, held = ARGV[1] == '1', ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
+local step, kept_s, undone = ARGV[5], tonumber(ARGV[6]), ARGV[7]
+redis.call('ZREMRANGEBYSCORE', KEYS[3], '-inf', now)
+local void = redis.call('ZSCORE', KEYS[3], step)
+if undone ~= '' and not redis.call('ZSCORE', KEYS[3], undone) then
+  void = true
+  redis.call('ZADD', KEYS[3], now + kept_s, undone)
+end
+if void then refusable = false end
 local limits, short, wait, lives = {}, 0, 0, 0
-for i = 5, #ARGV, 5 do
+for i = 8, #ARGV, 5 do
   local one = {name = ARGV[i], most = tonumber(ARGV[i + 1]), period = tonumber(ARGV[i + 2]),
-               slides = ARGV[i + 3] == '1', amount = tonumber(ARGV[i + 4])}
+               slides = ARGV[i + 3] == '1', amount = void and 0 or tonumber(ARGV[i + 4])}
   local kept = redis.call('HMGET', KEYS[1], one.name, one.name .. ':at')
   one.spent = tonumber(kept[1] or '0')
   local at = tonumber(kept[2] or '0')
@@ -66,8 +87,12 @@ if refusable and short == 0 and place ~= '' then
     redis.call('ZADD', KEYS[2], now + held, place)
     redis.call('EXPIRE', KEYS[2], math.ceil(held) + 1)
   end
-elseif not refusable and place ~= '' then
+elseif ARGV[1] == '0' and place ~= '' then
   redis.call('ZREM', KEYS[2], place)
+end
+if short == 0 then
+  redis.call('ZADD', KEYS[3], now + kept_s, step)
+  if redis.call('TTL', KEYS[3]) < kept_s then redis.call('EXPIRE', KEYS[3], math.ceil(kept_s) + 1) end
 end
 local answer = {tostring(short), tostring(wait)}
 for _, one in ipairs(limits) do
@@ -99,24 +124,57 @@ return redis.call('EXPIRE', KEYS[1], math.ceil(tonumber(ARGV[1])) + 1)
 """
 
 
-class SharedCounters(Counters):
-    """In the server that `client` talks to; `connect` makes one. `take` raises whatever the client raises."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """Something to be entered at most once. `undoes`: only if that step was done. `at`: when it was made, by
+    time.time."""
 
-    def __init__(self, client: "Redis", *, held_s: float = _HELD_S, renewed_s: float = _RENEWED_S) -> None:
+    subject: str
+    amounts: Amounts
+    place: Place | None
+    id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    undoes: str = ""
+    at: float = field(default_factory=time.time)
+
+    def later(self, now: float) -> "Step":
+        """The same at another time: what has come back by itself is neither given back again nor taken."""
+
+        def left(limit: Limit, amount: int) -> int:
+            standing = limit.standing(abs(amount), self.at, now)
+            return standing if amount > 0 else -standing
+
+        return replace(self, amounts=[(limit, left(limit, amount)) for limit, amount in self.amounts])
+
+
+class SharedCounters(Counters):
+    """In the server that `client` talks to; `connect` makes one. `take` raises whatever the client raises.
+
+    Corrections that fail are tried again every `again_s` seconds, the last `_HELD` of them, and none for longer than
+    `_DOUBT_S`.
+    """
+
+    def __init__(
+        self, client: "Redis", *, held_s: float = _HELD_S, renewed_s: float = _RENEWED_S, again_s: float = _AGAIN_S
+    ) -> None:
         self._client = client
         self._enter = Batches(client, _ENTER)
         self._renew = client.register_script(_RENEW)
-        self._held_s, self._renewed_s = held_s, renewed_s
+        self._held_s, self._renewed_s, self._again_s = held_s, renewed_s, again_s
         self._places: dict[str, set[str]] = {}
         self._renewing: asyncio.Task[None] | None = None
+        self._owed: deque[Step] = deque()
+        self._paying: asyncio.Task[None] | None = None
+        self._closing = False
 
     async def take(self, subject: str, amounts: Amounts, place: Place | None = None) -> Taken:
-        answer = self._entered(subject, amounts, place, refusable=True)
+        step = Step(subject=subject, amounts=amounts, place=place)
         try:
-            short, wait, *told = [float(one) for one in await asyncio.shield(answer)]
-        except asyncio.CancelledError:
-            answer.add_done_callback(partial(self._unwanted, subject, amounts, place))
+            answer = await asyncio.shield(self._entered(step, refusable=True))
+        except BaseException:  # who asked has left, or nobody knows what became of it
+            back = [(limit, -amount) for limit, amount in amounts]
+            self._correct(Step(subject=subject, amounts=back, place=place, undoes=step.id))
             raise
+        short, wait, *told = [float(one) for one in answer]
         levels = tuple(_levels(amounts, told))
         if short > 0:
             limit = amounts[int(short) - 1][0]
@@ -133,31 +191,64 @@ class SharedCounters(Counters):
         if place is not None:
             self._forget(subject, place)
         if amounts or place is not None:
-            # What is lost here comes back by itself: places when they are not renewed, amounts with their period.
-            self._entered(subject, amounts, place, refusable=False)
+            self._correct(Step(subject=subject, amounts=amounts, place=place))
 
     async def close(self) -> None:
-        if self._renewing is not None:
-            self._renewing.cancel()
-            await asyncio.wait({self._renewing})
+        self._closing = True
+        for task in (self._renewing, self._paying):
+            if task is not None:
+                task.cancel()
+                await asyncio.wait({task})
         await self._enter.close()
+        await asyncio.sleep(0)  # what was answered now is looked at
+        await self._pay()
         await self._client.aclose()
 
-    def _entered(
-        self, subject: str, amounts: Amounts, place: Place | None, *, refusable: bool
-    ) -> "asyncio.Future[list[bytes]]":
+    def _entered(self, step: Step, *, refusable: bool) -> "asyncio.Future[list[bytes]]":
         arguments: list[str | float] = ["1" if refusable else "0"]
-        arguments += [place.id, place.most, self._held_s] if place else ["", 0, 0]
-        for limit, amount in amounts:
+        arguments += [step.place.id, step.place.most, self._held_s] if step.place else ["", 0, 0]
+        arguments += [step.id, _DOUBT_S, step.undoes]
+        for limit, amount in step.amounts:
             arguments += [limit.name, limit.most, limit.period_s, int(limit.sliding), amount]
-        return self._enter.run([_name(subject, "spent"), _name(subject, "places")], arguments)
+        return self._enter.run([_name(step.subject, what) for what in ("spent", "places", "steps")], arguments)
 
-    def _unwanted(
-        self, subject: str, amounts: Amounts, place: Place | None, answer: "asyncio.Future[list[bytes]]"
-    ) -> None:
-        """Who asked has left before the answer came: what was taken is given back."""
-        if answer.exception() is None and float(answer.result()[0]) == 0:
-            self.finish(subject, [(limit, -amount) for limit, amount in amounts], place)
+    def _correct(self, step: Step) -> None:
+        """Now, or after those that are held."""
+        if self._owed:
+            self._hold(step)
+        else:
+            self._entered(step, refusable=False).add_done_callback(partial(self._corrected, step))
+
+    def _corrected(self, step: Step, answer: "asyncio.Future[list[bytes]]") -> None:
+        if answer.cancelled() or answer.exception() is not None:
+            self._hold(step)
+
+    def _hold(self, step: Step) -> None:
+        if len(self._owed) >= _HELD:
+            self._owed.popleft()
+        self._owed.append(step)
+        if not self._closing and (self._paying is None or self._paying.done()):
+            self._paying = asyncio.create_task(self._keep_paying())
+
+    async def _keep_paying(self) -> None:
+        while self._owed:
+            await asyncio.sleep(self._again_s)
+            await self._pay()
+
+    async def _pay(self) -> None:
+        """Make the corrections that are held, until one of them fails again. Too old ones are dropped: whether they
+        were made after all is known no more.
+        """
+        while self._owed:
+            now = time.time()
+            some = [self._owed.popleft() for _ in range(min(_AT_A_TIME, len(self._owed)))]
+            some = [step for step in some if now - step.at < _DOUBT_S]
+            asked = [self._entered(step.later(now), refusable=False) for step in some]
+            made = await asyncio.gather(*asked, return_exceptions=True)
+            failed = [step for step, one in zip(some, made, strict=True) if isinstance(one, BaseException)]
+            self._owed.extendleft(reversed(failed))
+            if failed:
+                return
 
     async def _keep_renewing(self) -> None:
         while True:
@@ -179,7 +270,8 @@ def connect(url: str, *, password: str | None, timeout_s: float) -> "Redis":
     """A client of the server at `url`; connects when first used. Raises ConfigError where the package redis is not
     installed or the URL is none of its kind.
 
-    A connection that the server has closed meanwhile is opened again, once; all else is the caller's to judge.
+    A connection that the server has closed meanwhile is opened again, once, and then a step may be asked for twice; all
+    else is the caller's to judge.
     """
     try:
         from redis.asyncio import BlockingConnectionPool, Redis

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from typing import Any, Literal
 
 import pytest
@@ -14,7 +15,7 @@ from promptsluice.gateway.keys.counters import Amounts, Counters, MemoryCounters
 from promptsluice.gateway.keys.guarded import GuardedCounters
 from promptsluice.gateway.keys.key_metrics import KeyMetrics
 from promptsluice.gateway.keys.limits import Limit
-from promptsluice.gateway.keys.shared import SharedCounters, connect
+from promptsluice.gateway.keys.shared import SharedCounters, Step, connect
 from promptsluice.prompt import ConfigError, Overloaded
 
 HOUR_S = 3600.0
@@ -231,6 +232,134 @@ async def test_what_is_kept_in_the_server_goes_by_itself(url: str) -> None:
     assert 0 < await client.ttl("promptsluice:limits:{long}:spent") <= 86_401
     await client.aclose()
     await counters.close()
+
+
+class Cutting:
+    """Stands between gateways and the server: lets `swallowed` answers of it vanish with their connection, and nobody
+    in while it is `away`.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._target = int(url.rpartition(":")[2].partition("/")[0])
+        self.swallowed, self.away = 0, False
+        self._ended: set[asyncio.Task[Any]] = set()
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[str]:
+        server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        async with server:
+            yield f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}/0"
+        await asyncio.gather(*self._ended)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._ended.add(task)
+        if not self.away:
+            inner, outer = await asyncio.open_connection("127.0.0.1", self._target)
+            asking = asyncio.create_task(self._pass(reader, outer))
+            await self._pass(inner, writer, answers=True)
+            asking.cancel()
+            await asyncio.wait({asking})
+            outer.close()
+        writer.close()
+
+    async def _pass(self, source: asyncio.StreamReader, to: asyncio.StreamWriter, *, answers: bool = False) -> None:
+        while data := await source.read(1 << 16):
+            if answers and (self.swallowed or self.away):
+                self.swallowed -= bool(self.swallowed)
+                return
+            to.write(data)
+        to.write_eof()
+
+
+@pytest.fixture
+async def cutting(url: str) -> AsyncIterator[tuple[Cutting, SharedCounters, SharedCounters]]:
+    """Counters that go through it, with a connection that is open already, and such as do not."""
+    between, direct = Cutting(url), shared_at(url)
+    async with between.open() as through:
+        counters = shared_at(through, again_s=0.01)
+        await settled(counters)
+        yield between, counters, direct
+        await counters.close()
+    await direct.close()
+
+
+async def spent(counters: Counters, subject: str, of: Limit) -> float:
+    return (await counters.take(subject, [(of, 0)])).levels[0].spent
+
+
+async def test_what_was_done_is_not_done_again_on_a_new_connection(
+    cutting: tuple[Cutting, SharedCounters, SharedCounters],
+) -> None:
+    between, counters, direct = cutting
+    ten = limit(10, sliding=False)
+    between.swallowed = 1
+    taken = await counters.take("cut", [(ten, 7)], Place(id="p", most=1))
+    assert taken.ok and taken.levels[0].spent == 7 and between.swallowed == 0
+    assert (await direct.take("cut", (), Place(id="q", most=1))).crowded
+    between.swallowed = 1
+    counters.finish("cut", [(ten, -4)], Place(id="p", most=1))
+    await settled(counters)
+    assert between.swallowed == 0 and await spent(direct, "cut", ten) == 3
+
+
+async def test_what_nobody_heard_of_is_undone_if_it_was_done(
+    cutting: tuple[Cutting, SharedCounters, SharedCounters],
+) -> None:
+    between, counters, direct = cutting
+    ten = limit(10, sliding=False)
+    assert (await direct.take("undone", [(ten, 1)])).ok
+    between.swallowed = 2
+    with pytest.raises(Exception, match=r"closed|Connection"):
+        await counters.take("undone", [(ten, 7)], Place(id="p", most=1))
+    between.away = True
+    with pytest.raises(Exception, match=r"closed|Connection"):
+        await counters.take("undone", [(ten, 7)])
+    between.away = False
+    while await spent(direct, "undone", ten) != 1:  # noqa: ASYNC110 - what is held is sent by itself
+        await asyncio.sleep(0.01)
+    assert (await direct.take("undone", (), Place(id="q", most=1))).ok
+    await counters.close()
+    assert await spent(direct, "undone", ten) == 1, "and nothing is given back that was not taken"
+
+
+async def test_corrections_wait_for_a_server_that_is_away(
+    cutting: tuple[Cutting, SharedCounters, SharedCounters],
+) -> None:
+    between, counters, direct = cutting
+    much = limit(1000, sliding=False)
+    assert (await counters.take("owed", [(much, 900)])).ok
+    between.away = True
+    for _ in range(300):
+        counters.finish("owed", [(much, -2)])
+    for _ in range(3):
+        with pytest.raises(Exception, match=r"closed|Connection"):
+            await settled(counters)
+    assert await spent(direct, "owed", much) > 300, "what was on its way was done, though nobody heard of it"
+    between.away = False
+    while await spent(direct, "owed", much) != 300:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    await settled(counters)
+    assert await spent(direct, "owed", much) == 300
+
+
+async def test_what_is_owed_is_paid_at_the_end(cutting: tuple[Cutting, SharedCounters, SharedCounters]) -> None:
+    between, counters, direct = cutting
+    ten = limit(10, sliding=False)
+    assert (await counters.take("closing", [(ten, 7)])).ok
+    between.swallowed = 2
+    counters.finish("closing", [(ten, -4)])
+    await counters.close()
+    assert await spent(direct, "closing", ten) == 3
+
+
+def test_a_correction_that_comes_late_leaves_what_came_back_by_itself() -> None:
+    minute, day = limit(600, period_s=60), limit(600, period_s=86_400, sliding=False, name="day")
+    step = Step(subject="a", amounts=[(minute, -100), (day, -100), (minute, 50)], place=None, at=86_400 * 10 + 5.0)
+    assert [amount for _, amount in step.later(step.at + 4).amounts] == [-60, -100, 10]
+    assert [amount for _, amount in step.later(step.at + 86_400).amounts] == [0, 0, 0]
+    assert step.later(step.at + 4).id == step.id
 
 
 class Fickle(Counters):
