@@ -2,9 +2,11 @@
 follows it. Loads no torch.
 """
 
+import fcntl
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from datetime import datetime, time, timedelta
 from pathlib import Path
 from typing import Annotated, Any
@@ -107,12 +109,34 @@ def _limit(text: str) -> tuple[str, Any]:
 
 
 def _rewritten(config: Path, change: Callable[[str], str]) -> None:
-    """Put the changed text in the file's place, as a whole or not at all."""
+    """Put the changed text in the file's place, as a whole or not at all, and one command after the other."""
     from ...policies.load import read_policy_text
+
+    target = config.resolve()
+    with _locked(target):
+        _replaced(config, target, change(read_policy_text(config)))
+
+
+@contextmanager
+def _locked(target: Path) -> Iterator[None]:
+    """Alone with the file. Whoever had it before may have put another one in its place: then that one is waited for.
+    One that cannot be opened is locked by nobody; reading it says why.
+    """
+    with ExitStack() as opened:
+        while True:
+            try:
+                file = opened.enter_context(target.open("rb"))
+                fcntl.flock(file, fcntl.LOCK_EX)
+                if os.path.samestat(os.fstat(file.fileno()), target.stat()):
+                    break
+            except OSError:
+                break
+        yield
+
+
+def _replaced(config: Path, target: Path, text: str) -> None:
     from ...prompt import ConfigError
 
-    text = change(read_policy_text(config))
-    target = config.resolve()
     try:
         before = target.stat()
         handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")

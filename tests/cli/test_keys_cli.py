@@ -1,10 +1,12 @@
 """`keys`: made once, kept as a digest, listed and taken back; the rest of the file stays as it is."""
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import yaml
 from promptsluice.gateway.cli import app
+from promptsluice.gateway.cli.keys import create, revoke
 from promptsluice.policies import PolicySet
 from promptsluice.policies.key_edits import new_key, with_key, without_key
 from promptsluice.policies.match import digest
@@ -62,6 +64,19 @@ def test_a_key_is_made_printed_once_and_kept_as_its_digest(tmp_path: Path) -> No
     assert digest(secret)[:8] not in listed
     run("revoke", "three", "-c", str(file))
     assert file.read_text() == TWO
+
+
+def test_many_commands_at_once_change_the_file_one_after_the_other(tmp_path: Path) -> None:
+    file = tmp_path / "policy.yaml"
+    file.write_text(TWO)
+    names = [f"many-{number}" for number in range(12)]
+    with ThreadPoolExecutor(len(names) + 1) as threads:
+        made = [threads.submit(create, name, config=file) for name in names]
+        made.append(threads.submit(revoke, "two", config=file))
+    for one in made:
+        one.result()
+    assert sorted(key.name for key in PolicySet.load(file).server.api_keys) == sorted(["one", *names])
+    assert [*tmp_path.iterdir()] == [file]
 
 
 def test_without_a_file_the_entry_is_printed() -> None:
