@@ -1,5 +1,5 @@
 """POST /v1/completions, the legacy route of raw prompts. A prompt without segments has nothing that a policy could
-choose from, so none is applied; the headers say `off`.
+choose from, so none is applied, where that is allowed; the headers say `off`.
 """
 
 import time
@@ -9,6 +9,8 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from ..policies import Resolution
+from ..policies.keyring import require_policy
 from ..prompt import BadRequest, Report
 from ..prompt.jsontext import decode_text, parse
 from .accounts import Begun, with_account
@@ -22,6 +24,7 @@ from .recording import recorded
 from .stream import EventStream
 
 router = APIRouter()
+_OFF = "off"
 
 
 @router.post("/v1/completions")
@@ -40,10 +43,11 @@ async def _answer(sluice: Sluice, raw: bytes, caller: Caller) -> Answer | Stream
         resolution = sluice.policy_set.resolve(
             body["model"], headers=caller.headers, api_key=caller.api_key, prompt_tokens=lambda: tokens
         )
+        _require_that_none_is_needed(resolution, caller)
         await reserve(caller.ticket, prompt=lambda: tokens, output=longest_answers(body))
         await available(sluice, resolution.backend)
     reason = "a raw prompt has no segments"
-    report = Report(policy="off", backend=resolution.backend, reason=reason, tokens_in=tokens, tokens_out=tokens)
+    report = Report(policy=_OFF, backend=resolution.backend, reason=reason, tokens_in=tokens, tokens_out=tokens)
     record.matched(resolution, report, stream=bool(body.get("stream")))
     begun = Begun(resolution=resolution, report=report, began=began, record=record)
     call = TextCall(raw=raw, body=body, **asked(begun, body, caller))
@@ -51,6 +55,19 @@ async def _answer(sluice: Sluice, raw: bytes, caller: Caller) -> Answer | Stream
         sluice, begun, call, ask=lambda backend, one: backend.continue_text(one), ticket=caller.ticket
     )
     return with_account(sluice, begun, reply, caller)
+
+
+def _require_that_none_is_needed(resolution: Resolution, caller: Caller) -> None:
+    """A policy that would do something cannot be carried out here. BadRequest where its route sends nothing without it,
+    Forbidden where the key may not go without.
+    """
+    if resolution.policy.passthrough:
+        return
+    name = resolution.policy_name
+    if resolution.fail_closed:
+        message = f"this route sends nothing without the policy {name!r}, which cannot be carried out on a raw prompt"
+        raise BadRequest(f"{message}; send a chat to /v1/chat/completions", param="prompt", code="policy_not_applied")
+    require_policy(caller.key, _OFF, why=f"; on a raw prompt {name!r} cannot be carried out")
 
 
 def _read(raw: bytes, *, max_depth: int) -> tuple[Mapping[str, Any], int]:

@@ -76,11 +76,12 @@ def require_model(key: ApiKeySpec | None, model: str) -> None:
         raise Forbidden(f"{message}; allowed: {', '.join(key.models or ())}", param="model", code="model_not_allowed")
 
 
-def require_policy(key: ApiKeySpec | None, name: str) -> None:
-    """Forbidden where the key may not use the policy."""
+def require_policy(key: ApiKeySpec | None, name: str, *, why: str = "") -> None:
+    """Forbidden where the key may not use the policy; `why` ends the message: why it is this one."""
     if key is not None and key.policies is not None and name not in key.policies:
         message = f"the API key {key.name!r} may not use the policy {name!r}"
-        raise Forbidden(f"{message}; allowed: {', '.join(key.policies)}", param="policy", code="policy_not_allowed")
+        allowed = f"; allowed: {', '.join(key.policies)}"
+        raise Forbidden(f"{message}{allowed}{why}", param="policy", code="policy_not_allowed")
 
 
 def may_use_collection(key: ApiKeySpec | None, name: str) -> bool:

@@ -177,7 +177,35 @@ async def test_a_policy_that_asks_a_collection_which_the_key_may_not_read(tmp_pa
         assert refused.status_code == 403 and error_of(refused)["code"] == "collection_not_allowed"
         assert "'docs', which the policy 'asks' asks; allowed: handbook" in error_of(refused)["message"]
         raw = await house.post("narrow", "/v1/completions", prompt="x", messages=None)
-        assert raw.status_code != 403, "raw prompts retrieve nothing"
+        assert raw.status_code == 403 and error_of(raw)["code"] == "policy_not_allowed", "it would go without"
+        assert "may not use the policy 'off'; allowed: asks; on a raw prompt 'asks'" in error_of(raw)["message"]
+
+
+@pytest.mark.parametrize(
+    ("policies", "on_failure", "statuses"),
+    [
+        ("[off, lossless]", "open", {"off": 200, "lossless": 200, "plain": 403}),
+        ("[lossless, plain]", "open", {"off": 403, "lossless": 403, "plain": 200}),
+        ("[off, lossless, plain]", "closed", {"off": 200, "lossless": 400, "plain": 200}),
+    ],
+)
+async def test_a_raw_prompt_goes_without_a_policy_only_where_that_is_allowed(
+    tmp_path: Path, policies: str, on_failure: str, statuses: dict[str, int]
+) -> None:
+    text = FILE.replace("policies: [off, lossless]", f"policies: {policies}")
+    text += "  plain: {extends: off}\n"
+    text += f"routes: [{{match: {{}}, on_failure: {on_failure}}}]\n"
+    async with opened(text, tmp_path) as house:
+        found = {}
+        for name in statuses:
+            answer = await house.post("narrow", "/v1/completions", model=f"echo:{name}", prompt="x", messages=None)
+            found[name] = answer.status_code
+            if answer.status_code == 200:
+                assert answer.headers["x-promptsluice-policy"] == "off"
+            else:
+                code = {400: "policy_not_applied", 403: "policy_not_allowed"}[answer.status_code]
+                assert error_of(answer)["code"] == code and "x-should-retry" not in answer.headers
+        assert found == statuses
 
 
 async def test_requests_per_minute(house: House) -> None:
