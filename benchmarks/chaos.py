@@ -32,25 +32,12 @@ from pathlib import Path
 
 import httpx
 from chaos_client import Ask, outcome
+from chaos_file import ChangingFile
 from chaos_upstream import BEHAVIOURS, ChaosUpstream
 
 POOL = 64
 AT_A_TIME = 100
 KINDS = [name for name in BEHAVIOURS if name not in ("long", "silent")]
-POLICIES = """
-version: 1
-default_policy: off
-server: {{request_timeout: 20, drain_timeout: 30, limits: {{tokens_per_minute: 1000000000, concurrent: 100000}}}}
-backends:
-  far:
-    kind: openai
-    base_url: http://127.0.0.1:{port}/v1
-    models: [far]
-    timeouts: {{read: {read}, pool: 60}}
-    max_connections: {pool}
-    breaker: {{failures: 0}}
-{more}
-"""
 ENGINE = (
     "  near: {kind: embedded, model: smollm2-135m-instruct, kv_memory: 256MiB, queue: 2000, queue_tokens: 1000000}\n"
 )
@@ -62,15 +49,7 @@ class Running:
 
     port: int
     process: "subprocess.Popen[bytes]"
-    file: Path
-    upstream: int
-    engine: bool
-
-    def write(self, *, read: float) -> None:
-        aside = self.file.with_suffix(".tmp")
-        more = ENGINE if self.engine else ""
-        aside.write_text(POLICIES.format(port=self.upstream, read=read, pool=POOL, more=more))
-        os.replace(aside, self.file)
+    file: ChangingFile
 
     def get(self, path: str) -> httpx.Response:
         return httpx.get(f"http://127.0.0.1:{self.port}{path}", timeout=30).raise_for_status()
@@ -94,19 +73,20 @@ def running(upstream: int, *, engine: bool) -> Iterator[Running]:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
         probe.close()
-        made = Running(port, None, Path(root, "policy.yaml"), upstream, engine)  # type: ignore[arg-type]
-        made.write(read=3)
+        file = ChangingFile(path=Path(root, "policy.yaml"), upstream=upstream, pool=POOL, more=ENGINE if engine else "")
+        file.write(read=3)
         gateway = Path(__file__).with_name("chaos_gateway.py")
         with Path(root, "log").open("wb") as log:  # which has a line for each failure
-            made.process = subprocess.Popen(
-                [sys.executable, str(gateway), str(made.file), str(port)], stdout=log, stderr=log
+            process = subprocess.Popen(
+                [sys.executable, str(gateway), str(file.path), str(port)], stdout=log, stderr=log
             )
+        made = Running(port, process, file)
         try:
             until(lambda: ready(made), seconds=120)
             yield made
         finally:
-            made.process.kill()
-            made.process.wait()
+            process.kill()
+            process.wait()
 
 
 def ready(gateway: Running) -> bool:
@@ -140,7 +120,7 @@ async def load(port: int, asks: Sequence[Ask]) -> Counter[str]:
 async def rewriting(gateway: Running) -> None:
     """Another version every half second; each makes the backend anew and retires the old one."""
     for version in range(10_000):
-        gateway.write(read=2 + version % 2)
+        gateway.file.write(read=2 + version % 2)
         await asyncio.sleep(0.5)
 
 

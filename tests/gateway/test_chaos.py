@@ -1,11 +1,10 @@
 """What goes wrong, all at once: each request ends whole or with an error, and nothing is left of it afterwards.
 
-benchmarks/chaos.py does the same at full size.
+benchmarks/chaos.py does the same at full size; its client and its policy file are used here.
 """
 
 import asyncio
 import json
-import os
 import random
 import signal
 from collections import Counter
@@ -13,8 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from chaos_client import Ask, outcome
+from chaos_file import ChangingFile
 
-from .harness import PATIENCE_S, Exchange, Gateway, Upstream, eventually, http, raw_request, start_gateway, stop_gateway
+from .harness import PATIENCE_S, Exchange, Gateway, Upstream, eventually, http, start_gateway, stop_gateway
 
 pytestmark = pytest.mark.slow
 
@@ -22,25 +23,12 @@ POOL = 8
 WORD = b'data: {"choices":[{"index":0,"delta":{"content":"word"},"finish_reason":null}]}\n\n'
 END = b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\ndata: [DONE]\n\n'
 WHOLE = b'{"choices":[{"index":0,"message":{"content":"word"}}],"usage":{"prompt_tokens":3,"completion_tokens":1}}'
-FILE = """
-version: 1
-default_policy: off
-server: {{limits: {{concurrent: 1000, tokens_per_minute: 100000000}}, drain_timeout: 30}}
-backends:
-  far:
-    kind: openai
-    base_url: http://127.0.0.1:{port}/v1
-    models: [far]
-    timeouts: {{read: {read}, pool: 60}}
-    max_connections: {pool}
-    breaker: {{failures: 0}}
-"""
 
 
 async def misbehave(exchange: Exchange) -> None:
     """As the question says."""
     body = json.loads(exchange.body)
-    how, stream = body["messages"][-1]["content"], bool(body.get("stream"))
+    how, stream = body["messages"][-1]["content"].removeprefix("do:"), bool(body.get("stream"))
     if how == "reset":
         exchange.reset()
     elif how in ("429", "503", "500"):
@@ -65,30 +53,16 @@ class Stage:
     """A gateway over the upstream, whose file may change."""
 
     def __init__(self, upstream: Upstream, root: Path) -> None:
-        self._upstream, self._file = upstream, root / "policy.yaml"
-        self.write(read=2)
-        self.gateway: Gateway = start_gateway(self._file)
-
-    def write(self, *, read: float) -> None:
-        aside = self._file.with_suffix(".tmp")
-        aside.write_text(FILE.format(port=self._upstream.port, read=read, pool=POOL))
-        os.replace(aside, self._file)
+        self.file = ChangingFile(path=root / "policy.yaml", upstream=upstream.port, pool=POOL)
+        self.file.write(read=2)
+        self.gateway: Gateway = start_gateway(self.file.path)
 
     async def ask(self, how: str, *, stream: bool, leaves_s: float | None = None, rude: bool = False) -> str:
         """How it ended, in a word."""
-        body = {"model": "far", "stream": stream, "max_tokens": 9, "messages": [{"role": "user", "content": how}]}
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.gateway.port)
-        try:
-            writer.write(raw_request(body, extra="connection: close\r\n"))
-            if leaves_s is None:
-                async with asyncio.timeout(PATIENCE_S):
-                    return judged(await reader.read(), stream=stream)
-            await asyncio.sleep(leaves_s)
-            if rude:
-                writer.transport.abort()
-            return "left"
-        finally:
-            writer.close()
+        ask = Ask(how=how, stream=stream, leaves_s=leaves_s, rude=rude, max_tokens=9)
+        ended = await outcome(self.gateway.port, ask)
+        assert not ended.startswith(("wrong", "refused")), ended
+        return ended
 
     def nothing_is_left(self) -> None:
         """Not even a place of the upstream's pool, nor one of the key's."""
@@ -99,21 +73,6 @@ class Stage:
 
     async def all_at_once(self, hows: list[str]) -> Counter[str]:
         return Counter(await asyncio.gather(*(self.ask(how, stream=True) for how in hows)))
-
-
-def judged(raw: bytes, *, stream: bool) -> str:
-    head, _, body = raw.partition(b"\r\n\r\n")
-    status = head.split(b" ")[1].decode()
-    if status != "200":
-        error = json.loads(body)["error"]
-        assert error["message"] and error.get("code") != "internal", raw
-        return status
-    if not stream:
-        assert json.loads(body)["choices"], raw
-        return "whole"
-    done, failed = b"data: [DONE]" in body, b'data: {"error"' in body
-    assert body.endswith(b"0\r\n\r\n") and done != failed, raw
-    return "whole" if done else "error frame"
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +93,7 @@ def test_a_storm_while_the_policy_file_changes(stage: Stage) -> None:
         async def rewrite() -> None:
             for version in range(1000):
                 await asyncio.sleep(0.15)
-                stage.write(read=2 + version % 2)
+                stage.file.write(read=2 + version % 2)
 
         changing = asyncio.create_task(rewrite())
         places = asyncio.Semaphore(24)
