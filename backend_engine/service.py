@@ -171,6 +171,12 @@ class EngineService:
                 self._idle = None
         return None if result.finish_reason == "abort" else Finished(result, tuple(waiter.tokens))
 
+    @property
+    def idle(self) -> bool:
+        """Whether nothing waits or runs at this moment; from any thread."""
+        with self._wake:
+            return not (self._inbox or self.engine.has_work)
+
     def known_tokens(self, ids: TokenIds[int], *, namespace: str = "", blending: Blending | None = None) -> int:
         """About how many leading tokens of a prompt the prefix tree has now, with `blending` also as part of a blended
         prompt; from any thread."""

@@ -172,6 +172,7 @@ class Sluice:
             generate=Generating(self.backends, loop, request_id=request_id, tenant=tenant, ticket=ticket),
             memory=self.rooms.summaries.of(tenant),
             keep=lambda key, text: self.rooms.originals.put(tenant, key, text),
+            store=lambda policy: self.backends[backend].stored_kv(policy, tenant=tenant),
         )
 
     def not_ready(self) -> dict[str, str]:

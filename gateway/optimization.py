@@ -18,7 +18,9 @@ from ..compressors.context import CompressionContext, Count, Embed, Memory, Scor
 from ..compressors.registry import create
 from ..compressors.result import LATE, Change
 from ..policies import CostModel, Ledger, Plan, Policy, Step, opened, plan
+from ..policies.costs import EMBEDDING
 from ..policies.schema import RetrieveSpec
+from ..policies.stored import StoredKV
 from ..prompt import Prompt, PromptsluiceError, Report, Segment, StepReport, Usage
 from ..rag.markup import escaped
 from .backends.base import estimated_tokens
@@ -50,7 +52,8 @@ class Tools:
     to fit what was measured. `ledger` takes in what ran, `turns` what prompts became.
 
     `generate` asks a model on the side, `memory` and `keep` keep texts for the tenant whose request it is: what was
-    made, and the original of what was rewritten, by its id, unless it is too large.
+    made, and the original of what was rewritten, by its id, unless it is too large. `store` has the KV that is
+    stored of that tenant's own text, where a policy uses it.
     """
 
     count: Count
@@ -63,6 +66,7 @@ class Tools:
     generate: Generating | None = None
     memory: Memory | None = None
     keep: Callable[[str, str], bool] | None = None
+    store: Callable[[Policy], StoredKV | None] = lambda policy: None
     kv_reuse: bool = False
 
 
@@ -156,6 +160,7 @@ class _Run:
         self._request_id = request_id
         self._deadline = time.monotonic() + _LEAST_TIME_S
         self.lost = Counter[int]()
+        self._embedded = False
 
     def attempt(self, name: str, step: Callable[[], None]) -> None:
         began = time.perf_counter()
@@ -208,6 +213,7 @@ class _Run:
             tools.costs(),
             count=tools.count,
             kv_reuse=tools.kv_reuse,
+            store=tools.store(self._policy),
             settled=self._settled,
         )
         self.out.plan, self.out.planned = made, self.out.prompt
@@ -217,10 +223,11 @@ class _Run:
 
     def compress(self, step: Step) -> None:
         began = time.perf_counter()
+        self._embedded = False
         context = CompressionContext(
             count=self._tools.count,
             question=self.out.prompt.question,
-            embed=None if self._tools.embed is None else self._embed,
+            embed=self._embed if self._tools.embed is not None and step.embeds else None,
             score=self._tools.score,
             generate=self._tools.generate,
             memory=self._tools.memory,
@@ -249,8 +256,8 @@ class _Run:
         )
         # What a lossless step finds depends on the text, not on the step: it costs next to nothing and is always tried.
         if before and not compressor.lossless and not result.trouble and time.monotonic() < self._deadline:
-            ms = self.out.steps[-1].ms
-            self._tools.ledger.ran(step.cost_name, tokens=before, ms=ms, predicted_ms=step.predicted_ms)
+            ms, ran = self.out.steps[-1].ms, EMBEDDING.get(step.cost_name) if self._embedded else None
+            self._tools.ledger.ran(ran or step.cost_name, tokens=before, ms=ms, predicted_ms=step.predicted_ms)
             self._tools.ledger.left(step.cost_name, expected=step.asked_rate, real=after / before)
 
     def keep_originals(self) -> None:
@@ -277,6 +284,7 @@ class _Run:
     def _embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """Vectors in batches, so that a text of a million sentences ends at the deadline and not in an hour."""
         assert self._tools.embed is not None, "offered only where there is an embedder"
+        self._embedded = True
         parts: list[NDArray[np.float32]] = []
         for at in range(0, max(1, len(texts)), _BATCH):
             if time.monotonic() > self._deadline:

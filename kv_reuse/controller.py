@@ -69,15 +69,19 @@ class Controller:
         for work in measured:
             self._prefill.pin(_quantities(work), work.seconds)
 
+    def fastest(self, prompt: Prompt, *, mode: str, ratio: float, repair: Repair) -> float | None:
+        """Seconds of the way that would be chosen for a prompt, its lookup included; None while nothing was measured.
+        For planning: it counts as no choice."""
+        best = self._best(prompt, mode=mode, ratio=ratio, repair=repair)
+        if best.seconds is None or best.full_seconds is None:
+            return None
+        spent = self._lookup_seconds(prompt)
+        return best.seconds + spent if _gains(best, spent=spent) else best.full_seconds
+
     def promising(self, prompt: Prompt, *, mode: str, ratio: float, repair: Repair) -> bool:
         """Whether it would pay if the KV of all spans were stored where most was found lately; yes if nobody knows."""
         best = self._best(prompt, mode=mode, ratio=ratio, repair=repair)
-        tokens = sum(length for _, length in prompt.spans)
-        with self._lock:
-            mix = dict(self._mix)
-        found = sum(mix.values())
-        quantities = {tier: tokens * share / found for tier, share in mix.items()} if found else {}
-        pays = _gains(best, spent=self._load.seconds({"lookups": 1.0, **quantities}) or 0.0)
+        pays = _gains(best, spent=self._lookup_seconds(prompt))
         if not pays:
             with self._lock:
                 self._count(Way.UNTOUCHED)
@@ -163,6 +167,15 @@ class Controller:
             free = [(step, took) for step, took in higher if took is not None and took <= _FREE * seconds]
             ratio, seconds = free[-1] if free else (ratio, seconds)
         return Choice(way=Way.BLEND, ratio=ratio, seconds=seconds, full_seconds=full)
+
+    def _lookup_seconds(self, prompt: Prompt) -> float:
+        """Loading all spans from where most was found lately."""
+        tokens = sum(length for _, length in prompt.spans)
+        with self._lock:
+            mix = dict(self._mix)
+        found = sum(mix.values())
+        quantities = {tier: tokens * share / found for tier, share in mix.items()} if found else {}
+        return self._load.seconds({"lookups": 1.0, **quantities}) or 0.0
 
     def _found_again(self, prompt: Prompt, choice: Choice, *, seen: Sequence[Sight]) -> bool:
         """Whether a full prefill is cheaper over all prompts that begin so: later ones find that in the tree.

@@ -9,6 +9,9 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import NamedTuple, Self
 
+EMBEDDING: Mapping[str, str] = {"extractive-auto": "extractive-meaning"}
+"""Methods that may ask an embedder, or not, by what they find in a text; and what they cost when they do."""
+
 
 class Measurement(NamedTuple):
     """One observation. `what`: "prefill", "load", "retrieve" or a compressor's name. Tokens that went in; wall time."""
@@ -34,6 +37,7 @@ class CostModel:
     """Costs by kind of work. `rates`: the shares of tokens that methods without a target rate are expected to leave.
 
     `missed`: the share of what a method was to take away that it left, as lately seen (protected text, for example).
+    `passes`: how often a method has the backend's own model read what it rewrites; it costs at least so many prefills.
     """
 
     prefill: Line = Line(0.0, 4.0)
@@ -57,19 +61,25 @@ class CostModel:
     rates: Mapping[str, float] = field(default_factory=lambda: {"identity": 1.0})
     unknown_rate: float = 0.95
     missed: Mapping[str, float] = field(default_factory=dict)
+    passes: Mapping[str, float] = field(default_factory=lambda: {"perplexity": 1.0})
 
     @classmethod
     def upstream(cls) -> Self:
         """Before anything was measured: a server with a GPU, which prefills about 8,000 tokens a second."""
-        return cls(prefill=Line(0.0, 0.125))
+        return cls(prefill=Line(0.0, 0.125), passes={})
 
     def lines(self) -> Mapping[str, Line]:
         """All costs by kind of work."""
         return {"prefill": self.prefill, "load": self.load, "retrieve": self.retrieve, **self.methods}
 
     def compress_ms(self, method: str, tokens: int) -> float:
-        """Running a compressor over one segment."""
-        return self.methods.get(method, self.unknown_method).ms(tokens)
+        """Running a compressor over so many tokens."""
+        least = self.passes.get(method, 0.0) * self.prefill.per_token * tokens
+        return max(least, self.methods.get(method, self.unknown_method).ms(tokens))
+
+    def fixed_ms(self, method: str) -> float:
+        """What of it a run costs once, however many texts it is given."""
+        return self.methods.get(method, self.unknown_method).fixed
 
     def expected_rate(self, method: str) -> float:
         """The share of tokens that a method leaves when it has no target."""

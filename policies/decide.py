@@ -1,14 +1,14 @@
 """The decision for one segment: leave, compress, reuse or blend, whichever is predicted to pay, and why."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from ..compressors.base import Compressor
 from ..compressors.registry import create, option_names
 from ..prompt import Kind, Segment
-from .costs import CostModel
+from .costs import EMBEDDING, CostModel
 from .openness import Openness
 from .schema import CompressSpec, Policy
 from .steps import Action, Decision, Reason, Verdict
@@ -71,10 +71,14 @@ def methods_of(policy: Policy, costs: CostModel) -> Iterator[Method]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allowance:
-    """What the policy's budget has left at a segment: tokens that lossy steps may take away, and milliseconds."""
+    """What the policy's budget has left at a segment: tokens that lossy steps may take away, and milliseconds.
+
+    `begun` are the methods that run anyway, for segments before this one: what a run costs once is paid for.
+    """
 
     tokens: float
     ms: float
+    begun: Collection[str] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +86,7 @@ class Decider:
     """Decides by one policy and one cost model.
 
     `kv_reuse`: whether the backend can use stored KV; `stored`: whether a segment's is likely in the chunk store.
+    `kept` are segments of the client's that keep their text for the sake of the KV that is stored of it.
     """
 
     policy: Policy
@@ -89,6 +94,7 @@ class Decider:
     kv_reuse: bool
     stored: Stored
     methods: tuple[Method, ...]
+    kept: Collection[int] = ()
 
     @property
     def token_ms(self) -> float:
@@ -111,13 +117,19 @@ class Decider:
             return self.costs.prefill.ms(fresh) + self.costs.reuse_ms(chunks, self.ratio)
         return self.costs.prefill.ms(fresh + chunks)
 
-    def allowance(self, *, reached: int, removed: int, ms: float) -> Allowance:
+    def embedding_pays(self, cost_name: str, *, tokens: int, saved_ms: float) -> bool:
+        """Whether a method that can do without an embedder may ask it."""
+        dear = EMBEDDING.get(cost_name)
+        return dear is None or self.costs.compress_ms(dear, tokens) < _GAIN * saved_ms
+
+    def allowance(self, *, reached: int, removed: int, ms: float, begun: Collection[str]) -> Allowance:
         """The rest of the budget where the prompt has come to `reached` tokens, lossy steps have taken away `removed`
-        of them, and compressors cost `ms`."""
+        of them, and the compressors `begun` cost `ms`."""
         budget = self.policy.budget
         return Allowance(
             tokens=math.inf if budget.max_removed == 1 else budget.max_removed * reached - removed,
             ms=math.inf if budget.rewrite_ms is None else budget.rewrite_ms - ms,
+            begun=begun,
         )
 
     def decide(
@@ -147,6 +159,8 @@ class Decider:
             return base.because(Reason("sent_before", as_sent))
         if self.reuses and self.stored(segment):
             return self._reused(base)
+        if segment.id in self.kept:
+            return base.because(Reason("kv_kept", "its KV is stored, which another text would not have"))
         if not self.methods:
             return base.because(Reason("no_methods", "the policy rewrites nothing"))
         closed = openness.closed(segment)
@@ -179,9 +193,10 @@ class Decider:
         for method in self.methods:
             lost = 0 if method.compressor.lossless else tokens - spares(method, tokens)
             left = Allowance(tokens=allowance.tokens - removed, ms=allowance.ms - cost)
-            refused = self._refused(method, base, tokens) or self._too_much(method, tokens, lost, left)
+            own_cost = self._cost(method, tokens, begun=method.label in allowance.begun)
+            refused = self._refused(method, base, tokens, own_cost) or self._too_much(own_cost, lost, left)
             if refused is None:
-                cost += self.costs.compress_ms(method.compressor.cost_name, tokens)
+                cost += own_cost
                 removed += lost
                 tokens = leaves(method, tokens)
             code, text = refused or Reason("used", f"leaves about {method.rate:.0%}")
@@ -201,7 +216,11 @@ class Decider:
             methods=tuple(verdicts),
         )
 
-    def _refused(self, method: Method, base: Decision, tokens: int) -> Reason | None:
+    def _cost(self, method: Method, tokens: int, *, begun: bool) -> float:
+        name = method.compressor.cost_name
+        return self.costs.compress_ms(name, tokens) - (self.costs.fixed_ms(name) if begun else 0.0)
+
+    def _refused(self, method: Method, base: Decision, tokens: int, cost: float) -> Reason | None:
         """Why a method is not used on a segment that has come down to `tokens`; None when it is."""
         if base.kind not in method.compressor.kinds:
             return Reason("other_kind", f"is not for {base.kind}")
@@ -212,16 +231,16 @@ class Decider:
             return Reason("nothing_to_take", "has nothing to take away")
         if saved <= 0:
             return Reason("max_removed", "is used up by quality.max_removed")
-        cost, saving = self.costs.compress_ms(method.compressor.cost_name, tokens), saved * self.token_ms
+        saving = saved * self.token_ms
         dear = f"would cost {cost:.1f} ms and save {saving:.1f} ms"
         return Reason("not_worth_it", dear) if cost >= _GAIN * saving else None
 
-    def _too_much(self, method: Method, tokens: int, lost: int, left: Allowance) -> Reason | None:
+    def _too_much(self, cost: float, lost: int, left: Allowance) -> Reason | None:
         """Why a method does not fit into what is left of the budget; None when it does."""
         budget = self.policy.budget
         if lost > 0 and lost > left.tokens:
             return Reason("budget_removed", f"would take more than {budget.max_removed:.0%} of the prompt (budget)")
-        if self.costs.compress_ms(method.compressor.cost_name, tokens) > left.ms:
+        if cost > left.ms:
             return Reason("budget_ms", f"would cost more than is left of {budget.rewrite_ms:g} ms (budget)")
         return None
 

@@ -16,7 +16,8 @@ _ENOUGH = 5  # one run may have loaded a model first, and then half of all pairs
 _SPREAD = 2.0  # the largest prompt seen by the smallest; below that a wait before the first token looks like prefill
 _ENOUGH_PROMPTS = 8
 _FORGOTTEN_S = 900.0  # a method that once looked too dear would never be tried, and so never measured, again
-_LEARNED = 0.1  # the weight of one step in what a method leaves
+_LEARNED = 0.1  # the least weight of one step in what a method leaves
+_BELIEVED = 2  # steps that the first guess counts as: a method that takes half of what it promises soon shows it
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ class Ledger:
         self._base = base
         self._clock = clock
         self._seen: defaultdict[str, deque[_Seen]] = defaultdict(lambda: deque(maxlen=_KEPT))
-        self._missed: dict[str, tuple[float, float]] = {}  # and when it was seen
+        self._missed: dict[str, tuple[float, int, float]] = {}  # how often, and when it was last seen
         self._told: defaultdict[str, tuple[float, float]] = defaultdict(lambda: (0.0, 0.0))
         self._stale = True
         self._costs = base
@@ -57,9 +58,10 @@ class Ledger:
         """A compressor left the share `real` of its tokens where `expected` was predicted before any learning."""
         missed = (real - expected) / (1.0 - expected) if expected < 1.0 else 0.0
         with self._lock:
-            before, _ = self._missed.get(method, (0.0, 0.0))
-            now = before + _LEARNED * (min(1.0, max(0.0, missed)) - before)
-            self._missed[method] = now, self._clock()
+            before, times, _ = self._missed.get(method, (0.0, 0, 0.0))
+            weight = max(_LEARNED, 1.0 / (_BELIEVED + times + 1))
+            now = before + weight * (min(1.0, max(0.0, missed)) - before)
+            self._missed[method] = now, times + 1, self._clock()
             self._stale = True
 
     def costs(self) -> CostModel:
@@ -80,12 +82,12 @@ class Ledger:
         for seen in self._seen.values():
             while seen and now - seen[0].at > _FORGOTTEN_S:
                 seen.popleft()
-        self._missed = {what: one for what, one in self._missed.items() if now - one[1] <= _FORGOTTEN_S}
+        self._missed = {what: one for what, one in self._missed.items() if now - one[2] <= _FORGOTTEN_S}
 
     def _fitted(self) -> CostModel:
         enough = [one.measured for what, seen in self._seen.items() if _says_enough(what, seen) for one in seen]
         return replace(
-            self._base.calibrate(enough), missed={what: missed for what, (missed, _) in self._missed.items()}
+            self._base.calibrate(enough), missed={what: missed for what, (missed, _, _) in self._missed.items()}
         )
 
 

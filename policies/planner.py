@@ -10,11 +10,12 @@ segment and what stands before it only, so that turn N+1 keeps turn N's rewritte
 - What an earlier turn decided is not decided again while the gateway remembers it (gateway/turns.py).
 - The budget is kept at each segment for all of the client's own text that stands up to it, by what lossy steps are
   asked to take away, not by what they were seen to; what was retrieved has what is left of it.
+- What is stored of a text changes with time: only what an earlier turn decided (the fourth rule) holds it.
 - A compressor judges a segment by the question of the segment's own turn (compressors/question.py).
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from ..prompt import Prompt, Segment
 from .costs import CostModel
@@ -22,6 +23,7 @@ from .decide import Allowance, Decider, Stored, leaves, methods_of
 from .openness import Openness
 from .schema import Policy
 from .steps import Action, Decision, Plan, Step
+from .stored import StoredKV, Stretch
 
 Count = Callable[[str], int]
 
@@ -39,13 +41,16 @@ def plan(
     count: Count,
     kv_reuse: bool = True,
     stored: Stored = retrieved,
+    store: StoredKV | None = None,
     settled: Mapping[int, int] | None = None,
 ) -> Plan:
     """Decide for each segment; call it after retrieval, before anything is rewritten but segments that are `settled`:
     they stay as they are now. Beside their ids stand the tokens that lossy steps once took.
 
     `count` gives a text's tokens. `kv_reuse`: whether the backend can use stored KV; `stored`: whether a segment's is
-    likely there. Where retrieval is due and nothing was retrieved yet (a dry run), it becomes a step of its own.
+    likely there. `store` says what is stored of the client's own text: that text is left alone where the whole prompt
+    is then predicted to be faster than with all of it rewritten. Where retrieval is due and nothing was retrieved yet
+    (a dry run), it becomes a step of its own.
     """
     decider = Decider(
         policy=policy,
@@ -54,23 +59,60 @@ def plan(
         stored=stored,
         methods=tuple(methods_of(policy, costs)),
     )
-    decisions = _decisions(prompt, decider, count, settled or {})
+    settled = settled or {}
+    made = _planned(prompt, decider, count, settled)
+    if store is None or not decider.reuses or not any(step.use for step in made.steps):
+        return made
+    known = _known(prompt, made, policy, store, settled)
+    if not any(known.get(one.segment) for one in made.decisions if one.action is Action.COMPRESS):
+        return made
+    keeping = _planned(prompt, replace(decider, kept=known), count, settled)
+    keeping_ms, made_ms = (_total_ms(one, known, store, settled) for one in (keeping, made))
+    return keeping if keeping_ms <= made_ms else made
+
+
+def _planned(prompt: Prompt, decider: Decider, count: Count, settled: Mapping[int, int]) -> Plan:
+    decisions = _decisions(prompt, decider, count, settled)
     return _assembled(decider, [*_retrieval(prompt, decider), *_compressions(decisions, decider)], decisions)
+
+
+def _known(prompt: Prompt, made: Plan, policy: Policy, store: StoredKV, settled: Collection[int]) -> Mapping[int, int]:
+    """By segment, tokens of its present text whose KV is stored, where these are half of it or more."""
+    sizes = {one.segment: one.tokens for one in made.decisions if one.segment not in settled}
+    found: dict[int, int] = {}
+    for segment in prompt.segments:
+        size = sizes.get(segment.id, 0)
+        if size >= policy.reuse.min_chunk_tokens and (known := store.known(segment.text)) >= size / 2:
+            found[segment.id] = min(size, known)
+    return found
+
+
+def _total_ms(made: Plan, known: Mapping[int, int], store: StoredKV, settled: Collection[int]) -> float:
+    """Until the first token, rewriting included; 0 while the backend knows nothing."""
+    prefix = sum(one.tokens for one in made.decisions if one.segment in settled)
+    stretches = [
+        Stretch(one.tokens_after, 0 if one.action is Action.COMPRESS else known.get(one.segment, 0))
+        for one in made.decisions
+    ]
+    prefill_ms = store.prefill_ms(stretches, prefix=prefix)
+    return 0.0 if prefill_ms is None else prefill_ms + sum(step.predicted_ms for step in made.steps if step.use)
 
 
 @dataclass(slots=True)
 class _Tally:
-    """Of the segments that were decided: their tokens as they came, those that lossy steps may take, and what
-    compressors cost."""
+    """Of the segments that were decided: their tokens as they came, those that lossy steps may take, what compressors
+    cost, and which of them run."""
 
     reached: int = 0
     removed: int = 0
     ms: float = 0.0
+    begun: set[str] = field(default_factory=set)
 
     def allowed(self, decider: Decider) -> Allowance:
-        return decider.allowance(reached=self.reached, removed=self.removed, ms=self.ms)
+        return decider.allowance(reached=self.reached, removed=self.removed, ms=self.ms, begun=self.begun)
 
     def add(self, decision: Decision) -> Decision:
+        self.begun.update(decision.uses)
         self.removed += decision.removed
         self.ms += decision.ms if decision.action is Action.COMPRESS else 0.0
         return decision
@@ -133,6 +175,7 @@ def _compressions(decisions: Sequence[Decision], decider: Decider) -> Iterator[S
         after = [leaves(method, tokens) for tokens in before]
         sizes.update(zip(chosen, after, strict=True))
         if chosen:
+            cost_name, saved_ms = method.compressor.cost_name, (sum(before) - sum(after)) * decider.token_ms
             yield Step(
                 name=method.label,
                 use=method.use,
@@ -140,10 +183,11 @@ def _compressions(decisions: Sequence[Decision], decider: Decider) -> Iterator[S
                 segments=frozenset(chosen),
                 tokens_before=sum(before),
                 tokens_after=sum(after),
-                predicted_ms=decider.costs.compress_ms(method.compressor.cost_name, sum(before)),
-                saved_ms=(sum(before) - sum(after)) * decider.token_ms,
+                predicted_ms=decider.costs.compress_ms(cost_name, sum(before)),
+                saved_ms=saved_ms,
                 asked_rate=method.asked,
-                cost_name=method.compressor.cost_name,
+                cost_name=cost_name,
+                embeds=decider.embedding_pays(cost_name, tokens=sum(before), saved_ms=saved_ms),
             )
 
 

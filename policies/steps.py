@@ -74,7 +74,8 @@ class Step:
     `name` is "retrieve", "reuse", "blend" or a compressor's label in the policy. `use` is the compressor's name, "" for
     other steps, `options` what it is to be made with; hand it `segments` as `CompressionContext.only`. `saved_ms` is
     the gross worth of the saved tokens, `predicted_ms` not yet taken off. `asked_rate` is the share of tokens that the
-    compressor is made to leave, `cost_name` what its runs are entered as.
+    compressor is made to leave, `cost_name` what its runs are entered as; `embeds`: it may ask an embedder, where it
+    would work without one.
     """
 
     name: str
@@ -87,6 +88,7 @@ class Step:
     options: Mapping[str, Any] = field(default_factory=dict)
     asked_rate: float = 1.0
     cost_name: str = ""
+    embeds: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

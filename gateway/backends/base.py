@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ...compressors.context import Score
 from ...policies import CostModel, Ledger, Line, Plan, Policy
 from ...policies.ledger import measured_prefill
+from ...policies.stored import StoredKV
 from ...prompt import BadRequest, Path, Prompt, Report, Usage
 
 if TYPE_CHECKING:
@@ -172,6 +173,10 @@ class Backend(ABC):
     def blends(self) -> "Mapping[str, Standing]":
         """What blending stored KV was seen to lose, by collection."""
         return {}
+
+    def stored_kv(self, policy: Policy, *, tenant: str) -> StoredKV | None:
+        """What is stored of a tenant's own text, for the planner; None where the policy or the backend uses none."""
+        return None
 
     def scorer(self) -> Score | None:
         """Log-probabilities of a text's tokens under this model, blocking; None where there are none to be had."""

@@ -5,12 +5,12 @@ Blocking; imports torch.
 
 import time
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from ...kv_reuse.blend import SpanHit
 from ...kv_reuse.controller import Choice, Way
-from ...prompt import KVSpan, Segment, StepReport
+from ...prompt import KVSpan, Prompt, Segment, StepReport
 from ..salts import Salts
 from .background import Background
 from .base import Call
@@ -18,10 +18,19 @@ from .engine_room import EngineRoom, Tokens
 from .reuse_control import Decided
 from .reusing import Reused, reused
 
+_PATIENCE_S = 10.0  # that learning waits for idle time; a busy server would never learn
+_LOOK_S = 0.01
 
-def decided(room: EngineRoom, call: Call, tokens: Tokens, *, salts: Salts, background: Background) -> Decided | None:
-    """Look up what is stored where that may pay, and take what is fastest; None where nothing may be gained. What is
-    missing, or could be better, is computed in the background for next time.
+Learn = Callable[[], None]
+
+
+def decided(
+    room: EngineRoom, call: Call, tokens: Tokens, *, salts: Salts, background: Background
+) -> tuple[Decided | None, Learn]:
+    """Look up what is stored where that may pay, and take what is fastest; None where nothing may be gained.
+
+    Also how to have computed in the background what is missing, or could be better, for next time: to be called when
+    the request has ended, for it would share the engine's steps with it.
     """
     began = time.perf_counter()
     own, retrieve, ids = salts.tenant(call.tenant), call.policy.retrieve, tokens.encoded.ids
@@ -39,12 +48,12 @@ def decided(room: EngineRoom, call: Call, tokens: Tokens, *, salts: Salts, backg
         prefix=known,
         promising=lambda places: room.control.promising(ids, places, call.policy, **about),
     )
-    _for_next_time(room, found, own, background)
+    learn = partial(_for_next_time, room, call, found, own, background)
     if not found.wanted and known <= exact:
-        return None
+        return None, learn
     if not found.looked_up and known <= exact:
         call.report.steps.append(_step("untouched", tokens, began, note="stored KV would gain nothing"))
-        return None
+        return None, learn
     room.control.loaded(found.hits, wanted=found.wanted, seconds=time.perf_counter() - began)
     taken = room.control.decided(ids, found.hits, found.reuse, call.policy, **about, again=found.again)
     if taken.blending is not None:
@@ -52,17 +61,45 @@ def decided(room: EngineRoom, call: Call, tokens: Tokens, *, salts: Salts, backg
         call.report.kv_spans += _places(tokens, found.hits)
     note = f"{found.note}; {taken.note}"
     call.report.steps.append(_step(taken.choice.way, tokens, began, note=note, choice=taken.choice))
-    return taken
+    return taken, learn
 
 
-def _for_next_time(room: EngineRoom, found: Reused, own: str, background: Background) -> None:
+def _for_next_time(room: EngineRoom, call: Call, found: Reused, own: str, background: Background) -> None:
     for salt, plan in found.plans:
         if wanted := plan.misses + plan.poorer:
-            background.run(partial(room.reuser.warm, wanted, anchor=plan.anchor, salt=salt))
-    if found.fresh:
-        background.run(partial(room.reuser.warm, found.fresh, salt=own))
+            background.run(partial(_when_idle, room, partial(room.reuser.warm, wanted, anchor=plan.anchor, salt=salt)))
+    if any(segment.changed and segment.original is not None for segment in call.prompt.segments):
+        background.run(partial(_when_idle, room, partial(_learn_originals, room, call, own)))
+    elif found.fresh:
+        background.run(partial(_when_idle, room, partial(room.reuser.warm, found.fresh, salt=own)))
     if room.reuser.finder.stale(own):
         background.run(partial(room.reuser.finder.sync, own))
+
+
+def _learn_originals(room: EngineRoom, call: Call, own: str) -> None:
+    """Compute what is new in a rewritten prompt as it came: what was chosen of documents for one question will not come
+    again, the documents may."""
+    fields = {name: call.prompt.body[name] for name in ("tools",) if name in call.prompt.body}
+    came = Prompt.from_messages(call.prompt.arrived, **fields)
+    tokens = room.encode(came, chunks=frozenset(), with_tools=call.prompt.body.get("tool_choice") != "none")
+    found = reused(
+        room,
+        came,
+        tokens,
+        call.policy.reuse,
+        salt=lambda segment: own,
+        own=own,
+        prefix=room.service.known_tokens(tokens.encoded.ids, namespace=call.tenant),
+        promising=lambda places: False,
+    )
+    room.reuser.warm(found.fresh, salt=own)
+
+
+def _when_idle(room: EngineRoom, job: Callable[[], object]) -> None:
+    until = time.monotonic() + _PATIENCE_S
+    while not room.service.idle and time.monotonic() < until:
+        time.sleep(_LOOK_S)
+    job()
 
 
 def _salt(salts: Salts, call: Call, segment: Segment) -> str:

@@ -4,15 +4,15 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...backend_engine.types import GenerationRequest
 from ...compressors.context import Score
 from ...compressors.result import Span
-from ...policies import Line
+from ...policies import Line, Policy
 from ...policies.schema import EmbeddedBackend as EngineSpec
+from ...policies.stored import StoredKV
 from ...prompt import (
     BadRequest,
     ModelUnavailable,
@@ -38,8 +38,10 @@ if TYPE_CHECKING:
     from ...backend_engine.grammar.compiler import CompiledGrammar
     from ...backend_engine.readings import Readings
     from ...backend_engine.text_scoring import Scores
+    from ...backend_engine.types import Result
     from ...kv_reuse.gate import Standing
     from ...kv_reuse.store import ChunkStore
+    from .decisions import Learn
     from .engine_room import EngineRoom, Tokens
     from .reuse_control import Decided
 
@@ -164,6 +166,13 @@ class EmbeddedBackend(Backend):
                 )
         return room.tokenizer.decode(ids, skip_special_tokens=False)
 
+    def stored_kv(self, policy: Policy, *, tenant: str) -> StoredKV | None:
+        if self._room is None or policy.reuse.mode not in ("reuse", "blend"):
+            return None
+        from .stored_text import StoredText
+
+        return StoredText(self._room, policy, salt=self._salts().tenant(tenant))
+
     def scorer(self) -> Score | None:
         return self._scores
 
@@ -269,7 +278,7 @@ class EmbeddedBackend(Backend):
         sampling = capped(parameters.sampling(room.defaults), prompt=len(ids), limit=room.limit)
         if tools is not None and grammar is None:
             sampling = replace(sampling, stop=(*sampling.stop, *tools.stops))
-        decided = self._decided(room, call, tokens)
+        decided, learn = self._decided(room, call, tokens)
         request = GenerationRequest(
             ids=ids,
             sampling=sampling,
@@ -280,14 +289,18 @@ class EmbeddedBackend(Backend):
             prefix_cache=policy.mode != "off",
             request_id=call.request_id,
         )
-        finished = partial(room.control.finished, decided=decided)
+
+        def finished(result: "Result") -> None:
+            room.control.finished(result, decided)
+            learn()
+
         return Ready.of([request], n=parameters.n, finished=finished)
 
-    def _decided(self, room: "EngineRoom", call: Call, tokens: "Tokens") -> "Decided | None":
+    def _decided(self, room: "EngineRoom", call: Call, tokens: "Tokens") -> "tuple[Decided | None, Learn]":
         from .decisions import decided
 
         if call.policy.reuse.mode not in ("reuse", "blend"):
-            return None
+            return None, lambda: None
         return decided(room, call, tokens, salts=self._salts(), background=self._background)
 
     async def _engine(self) -> "EngineRoom":

@@ -96,6 +96,16 @@ class ReuseControl:
         prompt = self._prompt(ids, spans, tenant, blending)
         return self.controller.promising(prompt, mode=reuse.mode, ratio=reuse.least_ratio, repair=_repair(policy))
 
+    def predicted(
+        self, tokens: int, spans: Sequence[tuple[int, int]], *, prefix: int, policy: Policy, collection: str
+    ) -> float | None:
+        """Seconds to the first token of a prompt that is not there yet, of which the first `prefix` tokens will be in
+        the prefix tree and `spans` are stored. None while nothing was measured."""
+        blending = self.blending(policy, collection)
+        prompt = Prompt(tokens=tokens, prefix=min(prefix, tokens), spans=tuple(spans) if blending else ())
+        ratio = policy.reuse.least_ratio if blending is None else blending.ratio
+        return self.controller.fastest(prompt, mode=policy.reuse.mode, ratio=ratio, repair=_repair(policy))
+
     def blending(self, policy: Policy, collection: str) -> Blending | None:
         """How well a blended prompt must have been blended for a request to go on from it; None: it may not."""
         if policy.reuse.mode == "reuse":

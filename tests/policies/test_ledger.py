@@ -87,6 +87,15 @@ def test_protected_text_that_stays_is_expected_next_time() -> None:
     assert decision.saved_ms == pytest.approx((300 - decision.tokens_after) * 4.0)
 
 
+def test_a_method_that_takes_less_than_it_promises_soon_shows_it() -> None:
+    ledger = Ledger(CostModel())
+    rates: list[float] = []
+    for _ in range(4):
+        ledger.left("extractive-auto", expected=0.5, real=0.9)
+        rates.append(ledger.costs().reached_rate("extractive-auto", 0.5))
+    assert rates == sorted(rates) and rates[0] < 0.65 < 0.75 < rates[-1] < 0.9
+
+
 def test_what_was_predicted_and_what_it_took() -> None:
     ledger = Ledger(CostModel())
     ledger.ran("lossless", tokens=100, ms=4, predicted_ms=3)

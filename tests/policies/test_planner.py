@@ -1,6 +1,8 @@
 """The plan: what is decided for each segment, why, and that it never costs more than it saves."""
 
 import json
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from promptsluice.policies import Action, CostModel, Measurement, Plan, Policy, PolicySet, opened, plan
 from promptsluice.policies.costs import Line
+from promptsluice.policies.stored import Stretch
 from promptsluice.prompt import Kind, Prompt
 
 LONG = "The valve in hall seven was replaced in May. It had leaked since the winter before. " * 20
@@ -198,3 +201,63 @@ def test_calibration_fits_lines_and_shrugs_off_stalls() -> None:
     assert costs.compress_ms("extractive", 200) == pytest.approx(60.0)
     assert costs.load == CostModel().load
     assert costs.compress_ms("perplexity", 10) == CostModel().compress_ms("perplexity", 10)
+
+
+class Store:
+    """Of each text that is stored all tokens have KV; a stored token costs a fifth of another one."""
+
+    def __init__(self, *texts: str, of_another: float = 0.2) -> None:
+        self._texts, self._of_another = texts, of_another
+
+    def known(self, text: str) -> int:
+        return words(text) if text in self._texts else 0
+
+    def prefill_ms(self, stretches: Sequence[Stretch], *, prefix: int) -> float | None:
+        return sum(one.tokens - (1 - self._of_another) * one.stored for one in stretches) * 4.0
+
+
+DOCUMENTS = [
+    {"role": "user", "content": f"<document>{LONG}</document><document>{LONG}Or in June.</document>"},
+    {"role": "user", "content": "When?"},
+]
+BLENDING = policy(compress=({"use": "extractive", "target_rate": 0.5},), reuse={"mode": "blend"})
+
+
+def test_text_whose_kv_is_stored_is_left_where_the_whole_prompt_is_faster_for_it() -> None:
+    def rewritten(chosen: Policy, store: Store) -> list[str]:
+        made = planned(DOCUMENTS, chosen, store=store)
+        return ["rewritten" if one.uses else one.code for one in made.decisions if one.kind is Kind.DOCUMENT]
+
+    assert rewritten(BLENDING, Store()) == ["rewritten", "rewritten"]
+    assert rewritten(BLENDING, Store(LONG)) == ["kv_kept", "rewritten"]
+    assert rewritten(BLENDING, Store(LONG, f"{LONG}Or in June.")) == ["kv_kept", "kv_kept"]
+    assert rewritten(BLENDING, Store(LONG, of_another=0.9)) == ["rewritten", "rewritten"], "half of it is faster"
+    assert rewritten(EXTRACT, Store(LONG)) == ["rewritten", "rewritten"], "the policy uses no stored KV"
+
+
+def test_what_the_answering_model_reads_costs_a_prefill_however_slow_it_is_thought_to_be() -> None:
+    """A machine that was busy when the backend measured itself must not make pruning by its own model look cheap."""
+    prune = policy(compress=({"use": "perplexity", "target_rate": 0.5},))
+    for per_token in (0.5, 4.0, 400.0):
+        assert planned(CHAT, prune, CostModel(prefill=Line(0.0, per_token))).passthrough
+    upstream = replace(CostModel.upstream(), prefill=Line(0.0, 400.0))
+    assert not planned(CHAT, prune, upstream).passthrough, "there another model reads"
+
+
+def test_what_a_run_costs_once_is_paid_for_once() -> None:
+    turns = [{"role": role, "content": LONG} for _ in range(3) for role in ("user", "assistant")]
+    costs = CostModel(prefill=Line(0.0, 1.0), methods={"extractive-auto": Line(100.0, 0.1)})
+    made = planned([*turns, {"role": "user", "content": "When?"}], EXTRACT, costs)
+    rewritten = [one for one in made.decisions if one.uses]
+    each = words(LONG) * 0.1
+    assert [one.ms for one in rewritten] == pytest.approx([100 + each, each, each])
+    assert made.steps[0].predicted_ms == pytest.approx(100 + 3 * each)
+
+
+@pytest.mark.parametrize(("value", "embeds"), [(0.0, False), (20.0, True)])
+def test_an_embedder_is_asked_only_where_that_pays(value: float, embeds: bool) -> None:
+    costs = CostModel(prefill=Line(0.0, 0.5))
+    for relevance, expected in (("auto", embeds), ("words", True)):
+        spec = {"use": "extractive", "target_rate": 0.5, "options": {"relevance": relevance}}
+        made = planned(CHAT, policy(compress=(spec,), token_value_ms=value), costs)
+        assert [step.embeds for step in made.steps] == [expected]

@@ -1,0 +1,101 @@
+"""What of a chat is computed for next time, when, and what the planner is then told of it; on a tiny engine."""
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from promptsluice.gateway.backends.base import Call
+from promptsluice.gateway.backends.decisions import decided
+from promptsluice.gateway.backends.engine_room import EngineRoom
+from promptsluice.gateway.backends.stored_text import StoredText
+from promptsluice.gateway.salts import Salts
+from promptsluice.kv_reuse import RamStore
+from promptsluice.policies import EmbeddedBackend, Policy
+from promptsluice.policies.stored import Stretch
+from promptsluice.prompt import Prompt, Report
+
+TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+)
+DOCUMENT = "".join(f"Sentence {n} tells of the harbour, of its {n + 2} piers and of the ferry.\n" for n in range(20))
+SHORTER = DOCUMENT[: len(DOCUMENT) // 4]
+BLEND = Policy.model_validate({"reuse": {"mode": "blend", "min_chunk_tokens": 32}, "quality": {"sample": 0}})
+
+
+@pytest.fixture(scope="module")
+def room(
+    tiny_model: Callable[..., Path], smollm2_dir: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[EngineRoom]:
+    weights = tiny_model("Llama", vocab_size=49_160, hidden_size=48, num_hidden_layers=1, tie_word_embeddings=True)
+    folder = tmp_path_factory.mktemp("room") / "tiny"
+    shutil.copytree(weights, folder)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(smollm2_dir / name, folder)
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    spec = EmbeddedBackend.model_validate(
+        {"kind": "embedded", "model": str(folder), "kv_memory": "16MiB", "threads": 1, "dtype": "float32"}
+    )
+    opened = EngineRoom.open(spec, path=folder, store=RamStore(1 << 26))
+    yield opened
+    opened.control.close()
+    opened.service.stop()
+
+
+class Jobs:
+    """Background work that runs when the test says so."""
+
+    def __init__(self) -> None:
+        self.waiting: list[Callable[[], object]] = []
+
+    def run(self, job: Callable[[], object]) -> None:
+        self.waiting.append(job)
+
+    def done(self) -> None:
+        for job in self.waiting:
+            job()
+        self.waiting.clear()
+
+
+def chat(tenant: str) -> Call:
+    messages = [{"role": "user", "content": f"<document>{DOCUMENT}</document>"}, {"role": "user", "content": "Why?"}]
+    prompt = Prompt.from_messages(messages, model="m")
+    return Call(model="m", report=Report(), request_id="", prompt=prompt, policy=BLEND, tenant=tenant)
+
+
+def document_of(prompt: Prompt) -> int:
+    return next(segment.id for segment in prompt.segments if segment.text == DOCUMENT)
+
+
+@pytest.mark.parametrize("rewritten", [False, True])
+def test_text_is_learned_as_it_came_and_when_the_answer_is_there(room: EngineRoom, rewritten: bool) -> None:
+    call, jobs = chat(f"tenant {rewritten}"), Jobs()
+    if rewritten:
+        prompt = call.prompt.replace({document_of(call.prompt): SHORTER})
+        call = Call(model="m", report=Report(), request_id="", prompt=prompt, policy=BLEND, tenant=call.tenant)
+    tokens = room.encode(call.prompt, chunks=frozenset(), with_tools=True)
+    background: Any = jobs
+    _, learn = decided(room, call, tokens, salts=Salts(), background=background)
+    assert not jobs.waiting, "it would share the engine's steps with the request"
+    learn()
+    assert jobs.waiting
+    jobs.done()
+    store = StoredText(room, BLEND, salt=Salts().tenant(call.tenant))
+    assert store.known(DOCUMENT) > 0.8 * room.tokenizer.count(DOCUMENT)
+    assert store.known("Something else entirely, said in some other words.\n" * 9) == 0
+    assert StoredText(room, BLEND, salt=Salts().tenant("another")).known(DOCUMENT) == 0
+
+
+def test_the_price_of_a_prompt_falls_with_what_is_stored_and_what_is_in_the_prefix_cache(room: EngineRoom) -> None:
+    store = StoredText(room, BLEND, salt="")
+
+    def price(*stretches: Stretch, prefix: int = 0) -> float:
+        found = store.prefill_ms(stretches, prefix=prefix)
+        assert found is not None, "a room measures some prefills when it is opened"
+        return found
+
+    whole = price(Stretch(2000), Stretch(20))
+    assert 0 < price(Stretch(2000), Stretch(20), prefix=1500) < whole
+    assert price(Stretch(1000), Stretch(20)) < whole
+    assert price(Stretch(2000, 1900), Stretch(20)) <= whole

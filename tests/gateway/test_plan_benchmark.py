@@ -1,0 +1,107 @@
+"""benchmarks/plan.py in small: a tiny model, a few requests of each class, and what it prints of them."""
+
+import argparse
+import importlib.util
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+
+pytestmark = pytest.mark.slow
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+TEMPLATE = "{% for one in messages %}<|im_start|>{{ one['role'] }}\n{{ one['content'] }}<|im_end|>\n{% endfor %}"
+PLACES = ["north", "south", "east", "west", "upper", "lower", "old", "new", "red", "green", "blue", "grey"]
+CALL = {"id": "c", "type": "function", "function": {"name": "find", "arguments": "{}"}}
+
+
+def told(subject: str) -> str:
+    return "".join(f"The {place} hall of the {subject} was repaired last spring, they say.\n" for place in PLACES)
+
+
+def data(folder: Path) -> Path:
+    """As much of the five data sets as their readers look at."""
+    turns = [{"role": "system", "content": "Help."}, {"role": "user", "content": "Find it."}]
+    for n in range(4):
+        turns += [
+            {"role": "assistant", "content": None, "tool_calls": [CALL]},
+            {"role": "tool", "tool_call_id": "c", "content": told(f"{PLACES[n]} thing")},
+        ]
+    passages = [[f"Title {n}", [told(f"{PLACES[n]} house")]] for n in range(6)]
+    question = {"question": "When?", "supporting_facts": [["Title 1", 0]], "context": passages}
+    files = {
+        "mt_bench/question.jsonl": {"question_id": 101, "turns": ["Who?", "And why?"]},
+        "mt_bench/gpt-4.jsonl": {"question_id": 101, "choices": [{"turns": ["Somebody."]}]},
+        "gsm8k/test.jsonl": {"question": "How many are three?"},
+        "hotpotqa_100/hotpotqa_distractor_100.jsonl": question,
+        "tau_bench/gpt-4o-airline.json": [{"traj": turns}],
+    }
+    for name, value in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(json.dumps(value))
+    pages = folder / "fastapi_docs" / "en"
+    pages.mkdir(parents=True)
+    for n in range(12):
+        (pages / f"{n}.md").write_text(told(f"{PLACES[n]} page").replace("\n", "\n\n"))
+    return folder
+
+
+def loaded(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The script as a module, under a name that nothing else has."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    spec = importlib.util.spec_from_file_location("plan_benchmark", BENCHMARKS / "plan.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, module)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_way_answers_the_same_requests_and_all_is_told(
+    tiny_model: Callable[..., Path],
+    smollm2_dir: Path,
+    minilm_dir: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    benchmark = loaded(monkeypatch)
+    sizes = {"vocab_size": 49_160, "hidden_size": 48, "num_hidden_layers": 1, "max_position_embeddings": 4096}
+    weights = tiny_model("Llama", tie_word_embeddings=True, **sizes)
+    model = tmp_path / "tiny"
+    shutil.copytree(weights, model)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(smollm2_dir / name, model)
+    (model / "chat_template.jinja").write_text(TEMPLATE)
+    ways = ["off", "extractive", "planner"]
+    options = argparse.Namespace(
+        folder=data(tmp_path / "data"),
+        requests=10,
+        tokens=2,
+        ways=ways,
+        model=str(model),
+        threads=torch.get_num_threads(),
+        kv_memory="32MiB",
+        rows=tmp_path / "rows.jsonl",
+        seconds=None,
+    )
+    with (tmp_path / "printed").open("w") as file:
+        benchmark.run(options, Console(file=file, width=200))
+        rows = [json.loads(line) for line in options.rows.read_text().splitlines()]
+        again = options.rows.read_text()
+        benchmark.run(options, Console(file=file, width=200))
+    assert options.rows.read_text() == again, "what was measured is not measured again"
+    assert {(row["request"], row["way"]) for row in rows} == {(n, way) for n in range(10) for way in ways}
+    assert {row["kind"] for row in rows} == {"chat", "rag", "tools", "repeats"}
+    for row in rows:
+        assert row["seconds"] > 0 and row["tokens_in"] >= row["tokens_out"] > 0
+    sent = {way: sum(row["tokens_out"] for row in rows if row["way"] == way) for way in ways}
+    assert sent["extractive"] < sent["off"] >= sent["planner"]
+    printed = (tmp_path / "printed").read_text()
+    assert all(title in printed for title in ("chat: 3 requests", "tools: 3 requests", "all: 10 requests"))
+    assert "planner takes" in printed and "threads" in printed
