@@ -6,24 +6,8 @@ every other field, too, and has its own bounds.
 
 from ..parameters import ChatParameters
 from ..text_parameters import TextParameters
-from .schema import (
-    COUNT,
-    NUMBER,
-    OBJECT,
-    TEXT,
-    WHOLE,
-    YES_NO,
-    Operation,
-    Schema,
-    const,
-    either,
-    fields_of,
-    form_of,
-    many,
-    or_null,
-    record,
-    ref,
-)
+from .kinds import COUNT, NUMBER, OBJECT, TEXT, WHOLE, YES_NO, Schema
+from .schema import Operation, const, either, fields_of, form_of, many, or_null, record, ref
 
 _IDS = many(COUNT, least=1)
 _PROMPTS = either(TEXT, _IDS, many(TEXT, least=1), many(_IDS, least=1))

@@ -11,7 +11,8 @@ from fastapi.openapi.utils import get_openapi
 from starlette.routing import BaseRoute
 
 from . import chat, house, messages, responses
-from .schema import TEXT, Operation, Schema, record, ref
+from .kinds import TEXT, Schema
+from .schema import Operation, record, ref
 
 OPERATIONS = chat.OPERATIONS | responses.OPERATIONS | messages.OPERATIONS | house.OPERATIONS
 _SCHEMAS = chat.SCHEMAS | responses.SCHEMAS | messages.SCHEMAS | house.SCHEMAS

@@ -3,23 +3,8 @@
 from ..routes_collections import NewCollection, NewDocuments, Question
 from ..routes_embeddings import Embeddings
 from ..routes_tokenize import TextOrChat, Tokens
-from .schema import (
-    COUNT,
-    NUMBER,
-    OBJECT,
-    TEXT,
-    WHOLE,
-    YES_NO,
-    Operation,
-    Schema,
-    const,
-    either,
-    form_of,
-    many,
-    or_null,
-    record,
-    ref,
-)
+from .kinds import COUNT, NUMBER, OBJECT, TEXT, WHOLE, YES_NO, Schema
+from .schema import Operation, const, either, form_of, many, or_null, record, ref
 
 
 def _listed(item: Schema) -> Schema:

@@ -1,6 +1,7 @@
 """Anthropic's Messages API."""
 
-from .schema import COUNT, OBJECT, TEXT, YES_NO, Operation, Schema, const, either, many, or_null, record, ref
+from .kinds import COUNT, OBJECT, TEXT, YES_NO, Schema
+from .schema import Operation, const, either, many, or_null, record, ref
 
 _BLOCK = record({"type": TEXT}, {"text": TEXT, "id": TEXT, "name": TEXT, "tool_use_id": TEXT})
 _TOLD: dict[str, Schema] = {

@@ -1,22 +1,8 @@
 """OpenAI's Responses API: the body is the form that reads it, the answer is kept by hand."""
 
 from ..responses.form import ResponsesRequest
-from .schema import (
-    COUNT,
-    OBJECT,
-    TEXT,
-    WHOLE,
-    YES_NO,
-    Operation,
-    Schema,
-    const,
-    fields_of,
-    form_of,
-    many,
-    or_null,
-    record,
-    ref,
-)
+from .kinds import COUNT, OBJECT, TEXT, WHOLE, YES_NO, Schema
+from .schema import Operation, const, fields_of, form_of, many, or_null, record, ref
 
 _BODY = form_of(ResponsesRequest)
 _BODY["properties"] = {**fields_of(_BODY), "model": ref("Model"), "input": _BODY["properties"]["input"]}

@@ -2,19 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from pydantic import BaseModel
 
-Schema = dict[str, Any]
-
-ANYTHING: Schema = {}
-TEXT: Schema = {"type": "string"}
-WHOLE: Schema = {"type": "integer"}
-COUNT: Schema = {"type": "integer", "minimum": 0}
-NUMBER: Schema = {"type": "number"}
-YES_NO: Schema = {"type": "boolean"}
-OBJECT: Schema = {"type": "object"}
+from .kinds import Schema
 
 
 def ref(name: str) -> Schema:
