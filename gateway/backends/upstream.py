@@ -234,7 +234,7 @@ class ChatStreamReader:
 def _said_in(choices: list[Any]) -> int:
     """About how many bytes of text the choices of a chunk have."""
     size = 0
-    for choice in choices:  # plain loops: this is asked for every frame
+    for choice in choices:  # plain loops, and few calls: this is asked for every frame
         if isinstance(choice, dict):
             text, delta = choice.get("text"), choice.get("delta")
             if text:
@@ -242,7 +242,7 @@ def _said_in(choices: list[Any]) -> int:
             if isinstance(delta, dict):
                 for name, value in delta.items():
                     if value and name in _SAID:
-                        size += _size(value)
+                        size += len(value) if isinstance(value, str) and value.isascii() else _size(value)
     return size
 
 

@@ -21,6 +21,7 @@ from promptsluice.prompt import Usage
 from .harness import Driven
 
 CHAT, MESSAGES, TEXT = "/v1/chat/completions", "/v1/messages", "/v1/completions"
+RESPONSES, EMBEDDINGS = "/v1/responses", "/v1/embeddings"
 QUESTION = "four letters make a token " * 40
 PROMPT = len(QUESTION) // 4
 FILE = f"""
@@ -67,9 +68,17 @@ class House:
 
     def ask(self, path: str = CHAT, **fields: Any) -> Driven:
         what: dict[str, Any] = {"messages": [{"role": "user", "content": QUESTION}]}
-        if path in (TEXT, "/v1/embeddings"):
+        if path in (TEXT, EMBEDDINGS, RESPONSES):
             what = {"prompt" if path == TEXT else "input": QUESTION}
-        return Driven(self.app, path, {"model": "far", "max_tokens": 99, **what, **fields}, key="one")
+        most = "max_output_tokens" if path == RESPONSES else "max_tokens"
+        return Driven(self.app, path, {"model": "far", most: 99, **what, **fields}, key="one")
+
+    async def until(self, event: asyncio.Event, asked: Driven) -> None:
+        """Return when it has come; an answer before that is a mistake in the test."""
+        waiting = asyncio.ensure_future(event.wait())
+        await asyncio.wait({waiting, asked.done}, return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
+        assert event.is_set(), asked.sent
 
     @property
     def charged(self) -> float:
@@ -97,21 +106,22 @@ def chunk(delta: dict[str, Any], **more: Any) -> bytes:
 DONE = chunk({}, finish_reason="stop") + b"data: [DONE]\n\n"
 
 
-@pytest.mark.parametrize("path", [CHAT, MESSAGES, TEXT, "/v1/embeddings"])
+@pytest.mark.parametrize("path", [CHAT, MESSAGES, TEXT, RESPONSES, EMBEDDINGS])
 @pytest.mark.parametrize("stream", [False, True])
 async def test_who_leaves_before_an_answer_begins_pays_the_prompt(house: House, path: str, stream: bool) -> None:
     asked = house.ask(path, stream=stream)
-    await house.upstream.asked.wait()
+    await house.until(house.upstream.asked, asked)
     await asked.leave()
     assert not asked.sent
     assert PROMPT - 1 <= house.charged <= PROMPT + 30, "an estimate, for embeddings of the whole body"
 
 
-async def test_who_leaves_before_the_first_token_pays_the_prompt(house: House) -> None:
+@pytest.mark.parametrize("path", [CHAT, MESSAGES, RESPONSES])
+async def test_who_leaves_before_the_first_token_pays_the_prompt(house: House, path: str) -> None:
     house.upstream.head.set()
     house.upstream.pieces = [chunk({"role": "assistant", "content": ""})]
-    asked = house.ask(stream=True)
-    await house.upstream.told.wait()
+    asked = house.ask(path, stream=True)
+    await house.until(house.upstream.told, asked)
     await asked.leave()
     assert house.charged == PROMPT
 
@@ -120,6 +130,7 @@ THOUGHTS = [
     (CHAT, "far", lambda text: chunk({"reasoning_content": text})),
     (CHAT, "far", lambda text: chunk({"content": None, "reasoning": text})),
     (MESSAGES, "far", lambda text: chunk({"reasoning_content": text})),
+    (RESPONSES, "far", lambda text: chunk({"reasoning_content": text})),
     (
         MESSAGES,
         "native",
@@ -141,7 +152,7 @@ async def test_thoughts_are_paid_by_who_reads_only_them(
     house.upstream.head.set()
     house.upstream.pieces = [thought("hmm " * 100)] * 5
     asked = house.ask(path, model=model, stream=True)
-    await house.upstream.told.wait()
+    await house.until(house.upstream.told, asked)
     await asked.leave()
     assert house.charged == PROMPT + 500
 
