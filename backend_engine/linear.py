@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -12,6 +13,8 @@ from torch import Tensor
 PACKED_ROWS = 64
 # Up to this many bytes of float32 weights are held in both layouts; of a larger model nobody expects twice its size.
 BOTH_LAYOUTS_BYTES = 2 << 30
+# From this size on our kernel was measured for one row on a GPU (33 MB and more, and faster there).
+STREAMED_BYTES = 32 << 20
 
 
 class Linear(Protocol):
@@ -72,6 +75,16 @@ class PlainLinear:
 
 
 @dataclass(frozen=True, slots=True)
+class StreamedLinear(PlainLinear):
+    """The same on a GPU, where our own kernel reads the matrix faster for a lone row than the BLAS library does."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if x.shape[0] == 1:
+            return import_module(".one_row_triton", __package__).one_row(x, self.weight, self.bias)
+        return F.linear(x, self.weight, self.bias)
+
+
+@dataclass(frozen=True, slots=True)
 class PackedLinear:
     """oneDNN's blocked copy, which saves the packing that BLAS does anew in each call; `single` serves a lone row."""
 
@@ -123,6 +136,12 @@ class PlainTable:
         return F.embedding(ids, self.weight)
 
 
+def streamed_linear(weight: Tensor, bias: Tensor | None) -> Linear:
+    """The form for a GPU in 16 bits; a small matrix is left to the BLAS library."""
+    streamed = weight.nbytes >= STREAMED_BYTES and weight.is_contiguous()
+    return (StreamedLinear if streamed else PlainLinear)(weight, bias)
+
+
 def packed_linear(weight: Tensor, bias: Tensor | None) -> Linear:
     """The form for a CPU. float32 keeps both layouts (twice the memory), bfloat16 the blocked one alone."""
     packed = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_ROWS)
@@ -151,6 +170,8 @@ def float_forms(dtype: torch.dtype, device: torch.device, *, nbytes: int = 0, na
     packs = dtype in (torch.float32, torch.bfloat16) if both else dtype is torch.bfloat16 and not native
     packed = packs and device.type == "cpu" and onednn_serves(dtype)
     linear = (twofold_linear if native else packed_linear) if packed else PlainLinear
+    if device.type == "cuda" and dtype.itemsize == 2:
+        linear = streamed_linear
 
     def ends(embedding: Tensor, head: Tensor | None) -> tuple[Table, Linear]:
         return PlainTable(embedding), linear(embedding if head is None else head, None)

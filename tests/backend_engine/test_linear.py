@@ -1,11 +1,20 @@
 """Forms of matrices: the float ones equal a float64 product, the 8-bit one is as near as its steps allow."""
 
+import importlib
+import os
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from promptsluice.backend_engine.linear import PackedLinear, PlainLinear, float_forms, packed_linear
+from promptsluice.backend_engine.linear import (
+    PackedLinear,
+    PlainLinear,
+    StreamedLinear,
+    float_forms,
+    packed_linear,
+    streamed_linear,
+)
 from promptsluice.backend_engine.native import NativeProducts, Unavailable, native_library
 from promptsluice.backend_engine.quant import (
     STEPS,
@@ -21,6 +30,9 @@ from promptsluice.prompt import ConfigError
 from torch import Tensor
 
 ROWS = [0, 1, 2, 7, 8, 33, 300]
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+if DEVICE == "cpu":  # read when the kernel is first imported, which happens below
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 needs_fbgemm = pytest.mark.skipif(
     "fbgemm" not in torch.backends.quantized.supported_engines, reason="torch has no FBGEMM kernels here"
 )
@@ -57,7 +69,8 @@ def test_the_cpu_packs_what_it_has_products_for() -> None:
     weight, _ = matrix(40, 24, biased=False)
     cpu = torch.device("cpu")
     assert float_forms(torch.float64, cpu).linear is PlainLinear
-    assert float_forms(torch.bfloat16, torch.device("cuda")).linear is PlainLinear
+    assert float_forms(torch.bfloat16, torch.device("cuda")).linear is streamed_linear
+    assert float_forms(torch.float32, torch.device("cuda")).linear is PlainLinear
     assert float_forms(torch.float32, cpu, nbytes=3 << 30).linear is PlainLinear
     half = float_forms(torch.bfloat16, cpu).linear(weight.bfloat16(), None)
     packed = isinstance(half, PackedLinear) and half.single is None
@@ -164,3 +177,32 @@ def test_int8_is_refused_where_it_cannot_run() -> None:
     for device, dtype in (("cuda", torch.float32), ("cpu", torch.bfloat16)):
         with pytest.raises(ConfigError, match="int8"):
             check_int8(torch.device(device), dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("outputs", "inputs"), [(3, 1024), (37, 1000)])
+@pytest.mark.parametrize("biased", [False, True])
+def test_one_row_by_the_kernel_is_the_product(outputs: int, inputs: int, biased: bool, dtype: torch.dtype) -> None:
+    """Matrices that its blocks cover, and that they do not; as near as rounding the result lets it be."""
+    weight, bias = matrix(outputs, inputs, biased=biased)
+    weight, bias = weight.to(DEVICE, dtype), None if bias is None else bias.to(DEVICE, dtype)
+    linear = StreamedLinear(weight, bias)
+    x = torch.randn(1, inputs, device=DEVICE).to(dtype)
+    product = importlib.import_module("promptsluice.backend_engine.one_row_triton").one_row(x, weight, bias)
+    assert product.shape == (1, outputs)
+    assert torch.allclose(product.double(), exact(x, weight, bias), rtol=torch.finfo(dtype).eps, atol=1e-4)
+    assert torch.allclose(linear(x.expand(3, -1))[:1].double(), product.double(), rtol=2e-2, atol=2e-2)
+
+
+def test_one_row_with_a_matrix_of_many_outputs() -> None:
+    """Which is cut in another way."""
+    weight, x = matrix(6145, 96, biased=False)[0].to(DEVICE).bfloat16(), torch.randn(1, 96, device=DEVICE).bfloat16()
+    product = importlib.import_module("promptsluice.backend_engine.one_row_triton").one_row(x, weight, None)
+    assert torch.allclose(product.double(), exact(x, weight, None), rtol=2**-7, atol=1e-4)
+
+
+def test_small_matrices_are_left_to_the_blas_library() -> None:
+    small, large = torch.empty(64, 64, dtype=torch.bfloat16), torch.empty(4096, 4096, dtype=torch.bfloat16)
+    assert type(streamed_linear(small, None)) is PlainLinear
+    assert type(streamed_linear(large, None)) is StreamedLinear
+    assert type(streamed_linear(large.T, None)) is PlainLinear
