@@ -7,7 +7,6 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
-from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
@@ -30,7 +29,7 @@ from . import (
 from .backends.base import Backend
 from .caller import caller_of
 from .direct import Direct
-from .edge import App, Edge, Receive, Scope, Send, error_headers, log
+from .edge import App, Edge, Receive, Scope, Send, decoded, error_headers, log
 from .errors import on_the_wire
 from .house import Sluice
 from .keys.admission import admitted
@@ -145,7 +144,7 @@ async def _admit(scope: Scope) -> Ticket | None:
     """The edge's question whom to let in; routes find the answer as the request's caller."""
     sluice: Sluice = scope["app"].state.sluice
     state = scope["state"]
-    stranger = caller_of(Headers(scope=scope), request_id=state["request_id"], path=scope["path"])
+    stranger = caller_of(decoded(scope), request_id=state["request_id"], path=scope["path"])
     caller = await admitted(sluice, stranger, method=scope["method"], path=scope["path"])
     if caller is not stranger:
         state["caller"] = caller

@@ -30,7 +30,8 @@ async def _known(request: Request, sluice: House) -> Caller:
         stranger = caller_of(request.headers, request_id=request.state.request_id, path=request.url.path)
         return identified(sluice, stranger, scope="inference", what=request.url.path[:200])
     # Its body may have been long in coming: what counts is the file in force now.
-    return replace(caller, key=sluice.policy_set.keys.authenticated(caller.api_key))
+    key = sluice.policy_set.keys.authenticated(caller.api_key)
+    return caller if key is caller.key else replace(caller, key=key)
 
 
 Known = Annotated[Caller, Depends(_known)]

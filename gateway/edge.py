@@ -4,10 +4,10 @@ clients that leave, and turns whatever goes wrong into an OpenAI error object. K
 
 import asyncio
 import logging
+import random
 import re
 import time
 import traceback
-import uuid
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 from typing import Any
 
@@ -23,7 +23,7 @@ from ..prompt import (
 from .errors import on_the_wire
 from .keys.ticket import Ticket
 from .metrics import Metrics
-from .observed import ended, entered, observing
+from .observed import Observing, ended, entered
 from .tracing import Traces
 
 Scope = MutableMapping[str, Any]
@@ -33,6 +33,8 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 Admit = Callable[[Scope], "Awaitable[Ticket | None]"]
 
+WHOLE = "promptsluice.whole"
+"""Among a scope's extensions: the body has arrived already."""
 log = logging.getLogger("promptsluice.gateway")
 
 _SANE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:\-]{0,127}")
@@ -74,9 +76,9 @@ class Edge:
             return
         exchange = _Exchange(scope, send)
         began, traces = time.perf_counter(), self._traces()
-        headers = {} if traces is None else _decoded(scope)
+        headers = {} if traces is None else decoded(scope)
         self._metrics.in_flight.inc()
-        with observing(exchange.request_id, method=scope["method"], headers=headers, traces=traces) as observed:
+        with Observing(exchange.request_id, method=scope["method"], headers=headers, traces=traces) as observed:
             try:
                 await self._serve(exchange, scope, receive)
             finally:
@@ -127,8 +129,11 @@ class Edge:
 
     async def _let_in(self, exchange: "_Exchange", scope: Scope, receive: Receive) -> None:
         try:
-            async with asyncio.timeout(self._body_timeout_s):
+            if WHOLE in scope.get("extensions", ()):  # so that no timer needs to watch
                 body = await self._read_body(scope, receive)
+            else:
+                async with asyncio.timeout(self._body_timeout_s):
+                    body = await self._read_body(scope, receive)
         except TimeoutError:
             late = BadRequest("the request body did not arrive in time", code="request_timeout")
             await exchange.fail(late, close=True)
@@ -258,11 +263,12 @@ def log_failure(error: BaseException, *, request_id: str) -> None:
 
 def _request_id(scope: Scope) -> str:
     given = dict(scope["headers"]).get(b"x-request-id", b"").decode("latin-1")
-    return given if _SANE_ID.fullmatch(given) else f"req_{uuid.uuid4().hex}"
+    return given if _SANE_ID.fullmatch(given) else f"req_{random.getrandbits(128):032x}"
 
 
-def _decoded(scope: Scope) -> dict[str, str]:
-    return {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+def decoded(scope: Scope) -> dict[str, str]:
+    """The request's headers by their lower-case names; of several of one name the first."""
+    return {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(scope["headers"])}
 
 
 async def _cancelled_by_leaving(work: "asyncio.Task[Any]", exchange: _Exchange, receive: Receive) -> None:

@@ -36,7 +36,7 @@ async def complete(sluice: Sluice, call: C, *, backend: str, ask: Ask[C], able: 
         call.report.backend = name
         try:
             began = time.perf_counter()
-            reply = await ask(sluice.backends[name], replace(call, model=model))
+            reply = await ask(sluice.backends[name], call if call.model == model else replace(call, model=model))
             if isinstance(reply, Stream) and reply.asked_at is None:
                 reply = replace(reply, asked_at=began)
             if following is not None and isinstance(reply, Stream):
@@ -50,6 +50,8 @@ async def complete(sluice: Sluice, call: C, *, backend: str, ask: Ask[C], able: 
         else:
             asked += _attempts(reply.headers)
             if following is None or isinstance(reply, Stream) or reply.status not in _OTHERS_MAY:
+                if len(chain) == 1:
+                    return reply  # which has told already how often it was asked for
                 headers = dict(reply.headers)
                 _count(headers, asked, chain)
                 return replace(reply, headers=headers)

@@ -39,16 +39,21 @@ class Observed:
 _HERE: ContextVar[Observed | None] = ContextVar("promptsluice_observed", default=None)
 
 
-@contextmanager
-def observing(request_id: str, *, method: str, headers: Mapping[str, str], traces: Traces | None) -> Iterator[Observed]:
+class Observing:
     """Open it for the exchange that is served within."""
-    with _NOTHING if traces is None else traces.request(method, headers) as span:
-        observed = Observed(request_id, traces=traces, span=span)
-        token = _HERE.set(observed)
-        try:
-            yield observed
-        finally:
-            _HERE.reset(token)
+
+    def __init__(self, request_id: str, *, method: str, headers: Mapping[str, str], traces: Traces | None) -> None:
+        self._request_id, self._traces = request_id, traces
+        self._span = _NOTHING if traces is None else traces.request(method, headers)
+
+    def __enter__(self) -> Observed:
+        observed = Observed(self._request_id, traces=self._traces, span=self._span.__enter__())
+        self._token = _HERE.set(observed)
+        return observed
+
+    def __exit__(self, *exc: Any) -> None:
+        _HERE.reset(self._token)
+        self._span.__exit__(*exc)
 
 
 @contextmanager

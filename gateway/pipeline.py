@@ -175,7 +175,7 @@ async def prepare(
         record.matched(resolution, report, stream=bool(prompt.body.get("stream")))
     if resolution.policy.passthrough:
         outcome.tokens_in = estimated_prompt(prompt)
-        show(record, outcome, outline_of(sluice, record, outcome))
+        afterwards(lambda: show(record, outcome, outline_of(sluice, record, outcome)))
     else:
         outcome = await _optimized(
             sluice, prompt, resolution, tenant=tenant, request_id=request_id, sent=sent, record=record, ticket=ticket
@@ -296,7 +296,8 @@ async def replied(
     `prompt_tokens`: about how many there are, where the report does not say.
     """
     try:
-        call = replace(call, headers={**call.headers, **_dispatched(sluice, prepared, call)})
+        if traced := _dispatched(sluice, prepared, call):
+            call = replace(call, headers={**call.headers, **traced})
         async with asyncio.timeout(sluice.policy_set.server.request_timeout):
             return await complete(sluice, call, backend=prepared.resolution.backend, ask=ask, able=able)
     except TimeoutError as error:

@@ -9,6 +9,8 @@ from typing import cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from .edge import WHOLE
+
 _LATE = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 _LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 
@@ -77,9 +79,9 @@ class BoundedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._in_head:
             self._seen += len(data)
-        if self._waiting is None and (self.cycle is None or self.cycle.response_complete):
-            self._waiting = self.loop.call_later(self.head_s, self._give_up, _LATE)
         super().data_received(data)
+        if self._waiting is None and (self.cycle is None or self.cycle.response_complete):  # there is more to come
+            self._waiting = self.loop.call_later(self.head_s, self._give_up, _LATE)
         if self._in_head and self._seen > self.head_bytes:
             self._give_up(_LARGE)
 
@@ -95,6 +97,10 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._last is not None:
             self._last.cancel()
             self.cycle.keep_alive = False
+
+    def on_message_complete(self) -> None:
+        self.scope.setdefault("extensions", {})[WHOLE] = {}
+        super().on_message_complete()
 
     def shutdown(self) -> None:
         if self.cycle is None and not self.transport.is_closing():

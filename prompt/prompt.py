@@ -195,7 +195,7 @@ class Prompt:
         assert "messages" not in fields, "messages change through segments"
         fresh = {name: value for name, value in fields.items() if self._body.get(name, _MISSING) != value}
         kept = {name: value for name, value in self._fields.items() if name not in fields}
-        return self._with(fields={**kept, **fresh})
+        return self._with(fields={**kept, **fresh}) if fresh or len(kept) < len(self._fields) else self
 
     def with_protection(self, protection: Protection) -> Self:
         """Cut anew under other rules of protection. Only before the first change of a segment."""

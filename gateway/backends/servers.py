@@ -83,6 +83,7 @@ class Servers:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._servers = [Server(spec, breaker, clock=clock) for spec in specs]
+        self._alone = self._servers[0] if len(self._servers) == 1 else None
         self._by_prefix = by_prefix
         self._credit = [0.0] * len(self._servers)
 
@@ -91,6 +92,8 @@ class Servers:
 
         Overloaded when the breakers of all are open.
         """
+        if self._alone is not None and not self._alone.open:
+            return self._alone
         fit = [server for server in self._servers if not server.open]
         if not fit:
             wait = min(server.opens_in for server in self._servers)
