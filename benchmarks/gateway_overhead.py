@@ -1,14 +1,18 @@
 """What the gateway adds to a request, beside LiteLLM's proxy: milliseconds, requests/s, and memory over 10,000 streams.
 
 Run: python benchmarks/gateway_overhead.py [--litellm /path/to/bin/litellm] [--connections 1,32,256] [--rounds 3]
-         [--seconds 4] [--rates 5,50] [--streams 10000] [--policy off]
+         [--seconds 4] [--rates 5,50] [--gap-ms 0] [--streams 10000] [--policy off]
 
 An upstream process answers each chat after 20 ms, whole or as 50 frames (overhead_upstream.py). The same client
 (overhead_client.py) asks it directly, through `promptsluice serve` and through the proxy, each a process with one
-worker, by turns, over loopback only. The loads, for each number of connections, whole and streamed:
+worker, by turns, over loopback only. `relay` (overhead_relay.py) hands bytes on unread: the floor for anything in
+between. The loads, for each number of connections, whole and streamed:
 - paced: so many requests/s (`--rates`) at random times over all connections. What a side adds is its percentile less
   that of the direct run: for the first byte of the answer, and for its end. A side that cannot carry a rate falls
   behind, and its figures say so: a request is measured from when it was due.
+  At few requests a second every process sleeps before each of them, and wakes with cold caches: a request then costs
+  two or three times the CPU time that it costs in the closed loop. `--gap-ms` lets the frames come one by one; without
+  it they come in a burst, so that all of a gateway's work on them stands in the time to the end.
 - closed: each connection asks again at once. This gives requests/s; the two cores are full then, with client and
   upstream on them, too.
 
@@ -128,13 +132,15 @@ def answers(port: int, probe: str | None) -> bool:
 
 
 @contextmanager
-def sides(litellm: str | None, policy: str) -> Iterator[list[Side]]:
-    """Direct first, then the gateway, then the proxy where there is one."""
+def sides(litellm: str | None, policy: str, gap_ms: float = 0.0) -> Iterator[list[Side]]:
+    """Direct first, then the relay, the gateway, and the proxy where there is one."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        ports = [free_port() for _ in range(3)]
-        command = [sys.executable, str(HERE / "overhead_upstream.py"), str(ports[0])]
+        ports = [free_port() for _ in range(4)]
+        command = [sys.executable, str(HERE / "overhead_upstream.py"), str(ports[0]), "--gap-ms", str(gap_ms)]
         found = [stack.enter_context(running("direct", command, ports[0], probe=None, folder=folder))]
+        command = [sys.executable, str(HERE / "overhead_relay.py"), str(ports[3]), str(ports[0])]
+        found.append(stack.enter_context(running("relay", command, ports[3], probe=None, folder=folder)))
         file = folder / "policy.yaml"
         file.write_text(_GATEWAY.format(port=ports[0], policy=policy))
         command = [sys.executable, "-m", "promptsluice", "serve", "--config", str(file), "--port", str(ports[1])]
@@ -235,6 +241,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=4.0)
     parser.add_argument("--rates", default="5,50", help="requests/s of the paced loads")
+    parser.add_argument("--gap-ms", type=float, default=0.0, help="between the frames of a stream")
     parser.add_argument("--streams", type=int, default=10_000, help="for the memory; 0 leaves it out")
     parser.add_argument("--policy", default="off")
     args = parser.parse_args()
@@ -243,7 +250,7 @@ def main() -> int:
     table = Table(title=f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores; milliseconds")
     for name in ("conns", "answer", "load", "side", "first p50", "p50", "p95", "p99", "requests/s", "CPU/request"):
         table.add_column(name, justify="right")
-    with sides(args.litellm, args.policy) as found:
+    with sides(args.litellm, args.policy, args.gap_ms) as found:
         for connections in map(int, args.connections.split(",")):
             for stream in (False, True):
                 seen = measured(found, args, connections=connections, stream=stream)
@@ -254,7 +261,7 @@ def main() -> int:
         console.print(table)
         console.print("Added to the direct run's figure, which is in brackets; medians over the rounds.")
         if args.streams:
-            memory(found[1], args.streams, console)
+            memory(next(side for side in found if side.name == "promptsluice"), args.streams, console)
     for said, good in verdicts:
         console.print(("ok   " if good else "MISS ") + said)
     return 0 if all(good for _, good in verdicts) else 1
