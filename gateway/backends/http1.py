@@ -5,10 +5,12 @@ every request. Cookies are never kept, redirects never followed. Errors are http
 """
 
 import asyncio
+import socket
 import ssl
 import time
+from asyncio.staggered import staggered_race
 from collections.abc import Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import NamedTuple, cast
 
 import httptools
@@ -19,6 +21,7 @@ from .unpacking import unpacker
 
 _HEAD_LIMIT = 64 << 10  # bytes of an answer's head
 _HELD = 256 << 10  # bytes of a body that nobody has read yet; beyond it the server has to wait
+_NEXT_S = 0.25  # seconds that an address has to answer before the next one is tried, too
 _PIECE = 64 << 10  # bytes of a request that are handed to the socket at a time
 
 
@@ -128,20 +131,30 @@ class SocketSender(Sender):
         return None
 
     async def _opened(self, target: _Target, timeout_s: float | None) -> "_Connection":
-        loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(timeout_s):
-                _, connection = await loop.create_connection(
-                    _Connection,
-                    target.host,
-                    target.port,
-                    ssl=self._context() if target.tls else None,
-                    server_hostname=target.host if target.tls else None,
-                )
+                return await self._connected(target)
         except TimeoutError as error:
             raise httpx.ConnectTimeout("not connected in time") from error
         except OSError as error:  # of TLS, too
             raise httpx.ConnectError("not connected") from error
+
+    async def _connected(self, target: _Target) -> "_Connection":
+        """To the first of the host's addresses that answers; each gets a moment before the next one is tried, too."""
+        loop = asyncio.get_running_loop()
+        found = await loop.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
+        addresses = list(dict.fromkeys(str(address[0]) for *_, address in found))
+
+        async def to(address: str) -> _Connection:
+            tls, name = (self._context(), target.host) if target.tls else (None, None)
+            made = await loop.create_connection(_Connection, address, target.port, ssl=tls, server_hostname=name)
+            return made[1]
+
+        if len(addresses) == 1:
+            return await to(addresses[0])
+        connection, _, errors = await staggered_race([partial(to, address) for address in addresses], _NEXT_S)
+        if connection is None:
+            raise next((error for error in errors if error is not None), OSError("no address"))
         return connection
 
     def _context(self) -> ssl.SSLContext:

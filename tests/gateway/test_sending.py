@@ -1,6 +1,7 @@
 """How requests get to upstreams: cancelled at any moment, cut off, late, and past what a pool allows."""
 
 import asyncio
+import socket
 import time
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -376,6 +377,22 @@ async def test_a_server_waits_while_nobody_reads() -> None:
         assert written < size // 2
         assert len(await whole(reply)) == size
         await reply.aclose()
+
+
+async def test_of_several_addresses_one_that_answers_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    """127.0.0.2 and .4 refuse."""
+
+    async def found(host: str, port: int, **_: int) -> list[tuple[int, int, int, str, tuple[str, int]]]:
+        known = ["127.0.0.2", "127.0.0.1"] if host == "here" else ["127.0.0.2", "127.0.0.4"]
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in known]
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", found)
+    async with serving(OK) as url, sending(SocketSender(max_connections=1)) as sender:
+        reply = await asked(sender, url.replace("127.0.0.1", "here"), connect=5, read=5)
+        assert await whole(reply) == b"ok"
+        await reply.aclose()
+        with pytest.raises(httpx.ConnectError):
+            await asked(sender, url.replace("127.0.0.1", "nowhere"), connect=5)
 
 
 async def test_no_header_ends_its_line() -> None:
