@@ -12,6 +12,11 @@ from .edge import internal_error, log, log_failure
 from .observed import entered
 from .wire import DONE, KEEPALIVE, dumps, frame
 
+_HEADERS = [
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+]
 KEEPALIVE_S = 15.0
 # How long the status line waits for the first frame: until then an error can still be an HTTP status.
 FIRST_FRAME_S = 5.0
@@ -24,8 +29,6 @@ class EventStream(Response):
     PromptsluiceError or as the bug that it is. One timer watches over the head and over silence.
     """
 
-    media_type = "text/event-stream"
-
     def __init__(
         self,
         frames: AsyncGenerator[Frame, None],
@@ -36,8 +39,10 @@ class EventStream(Response):
         keepalive_s: float = KEEPALIVE_S,
         first_frame_s: float = FIRST_FRAME_S,
     ) -> None:
-        super().__init__(headers={**headers, "cache-control": "no-cache", "x-accel-buffering": "no"})
-        del self.headers["content-length"]
+        # Not by Starlette's own making, which would read the headers of a body that is known.
+        self.status_code, self.background = 200, None
+        self.raw_headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
+        self.raw_headers += _HEADERS
         self._frames = frames
         self._request_id = request_id
         self._end = end
