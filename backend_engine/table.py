@@ -65,7 +65,7 @@ class RunningTable:
         """Bring the mirror up to date."""
         if self._device_pages is not None and len(self._stale) == 1:  # one transfer, and no kernel
             row = next(iter(self._stale))
-            self._device_pages[row].copy_(torch.from_numpy(self.pages[row]), non_blocking=True)
+            self._device_pages[row].copy_(self._tensor(self.pages[row].copy()))
         elif self._device_pages is not None and self._stale:
             rows = np.fromiter(self._stale, np.int64, len(self._stale))
             self._device_pages[self._tensor(rows)] = self._tensor(self.pages[rows])
