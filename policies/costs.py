@@ -72,14 +72,11 @@ class CostModel:
         """All costs by kind of work."""
         return {"prefill": self.prefill, "load": self.load, "retrieve": self.retrieve, **self.methods}
 
-    def compress_ms(self, method: str, tokens: int) -> float:
-        """Running a compressor over so many tokens."""
+    def compress_ms(self, method: str, tokens: int, *, begun: bool = False) -> float:
+        """Running a compressor over so many tokens. `begun`: it runs anyway, so that what a run costs once is paid."""
         least = self.passes.get(method, 0.0) * self.prefill.per_token * tokens
-        return max(least, self.methods.get(method, self.unknown_method).ms(tokens))
-
-    def fixed_ms(self, method: str) -> float:
-        """What of it a run costs once, however many texts it is given."""
-        return self.methods.get(method, self.unknown_method).fixed
+        line = self.methods.get(method, self.unknown_method)
+        return max(least, line.ms(tokens) - (line.fixed if begun and tokens > 0 else 0.0))
 
     def expected_rate(self, method: str) -> float:
         """The share of tokens that a method leaves when it has no target."""

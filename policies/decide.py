@@ -193,7 +193,8 @@ class Decider:
         for method in self.methods:
             lost = 0 if method.compressor.lossless else tokens - spares(method, tokens)
             left = Allowance(tokens=allowance.tokens - removed, ms=allowance.ms - cost)
-            own_cost = self._cost(method, tokens, begun=method.label in allowance.begun)
+            name, begun = method.compressor.cost_name, method.label in allowance.begun
+            own_cost = self.costs.compress_ms(name, tokens, begun=begun)
             refused = self._refused(method, base, tokens, own_cost) or self._too_much(own_cost, lost, left)
             if refused is None:
                 cost += own_cost
@@ -215,10 +216,6 @@ class Decider:
             reason="; ".join(verdict.reason for verdict in verdicts),
             methods=tuple(verdicts),
         )
-
-    def _cost(self, method: Method, tokens: int, *, begun: bool) -> float:
-        name = method.compressor.cost_name
-        return self.costs.compress_ms(name, tokens) - (self.costs.fixed_ms(name) if begun else 0.0)
 
     def _refused(self, method: Method, base: Decision, tokens: int, cost: float) -> Reason | None:
         """Why a method is not used on a segment that has come down to `tokens`; None when it is."""

@@ -67,8 +67,8 @@ def plan(
     if not any(known.get(one.segment) for one in made.decisions if one.action is Action.COMPRESS):
         return made
     keeping = _planned(prompt, replace(decider, kept=known), count, settled)
-    keeping_ms, made_ms = (_total_ms(one, known, store, settled) for one in (keeping, made))
-    return keeping if keeping_ms <= made_ms else made
+    keeping_ms, made_ms = (_total_ms(one, policy, known, store, settled) for one in (keeping, made))
+    return keeping if keeping_ms is not None and made_ms is not None and keeping_ms <= made_ms else made
 
 
 def _planned(prompt: Prompt, decider: Decider, count: Count, settled: Mapping[int, int]) -> Plan:
@@ -87,15 +87,21 @@ def _known(prompt: Prompt, made: Plan, policy: Policy, store: StoredKV, settled:
     return found
 
 
-def _total_ms(made: Plan, known: Mapping[int, int], store: StoredKV, settled: Collection[int]) -> float:
-    """Until the first token, rewriting included; 0 while the backend knows nothing."""
+def _total_ms(
+    made: Plan, policy: Policy, known: Mapping[int, int], store: StoredKV, settled: Collection[int]
+) -> float | None:
+    """Until the first token, with rewriting and with what the policy says that tokens are worth beside their time; None
+    while the backend knows nothing."""
     prefix = sum(one.tokens for one in made.decisions if one.segment in settled)
     stretches = [
         Stretch(one.tokens_after, 0 if one.action is Action.COMPRESS else known.get(one.segment, 0))
         for one in made.decisions
     ]
     prefill_ms = store.prefill_ms(stretches, prefix=prefix)
-    return 0.0 if prefill_ms is None else prefill_ms + sum(step.predicted_ms for step in made.steps if step.use)
+    if prefill_ms is None:
+        return None
+    worth_ms = policy.token_value_ms * sum(one.tokens_after for one in made.decisions)
+    return prefill_ms + worth_ms + sum(step.predicted_ms for step in made.steps if step.use)
 
 
 @dataclass(slots=True)

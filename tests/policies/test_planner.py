@@ -206,14 +206,15 @@ def test_calibration_fits_lines_and_shrugs_off_stalls() -> None:
 class Store:
     """Of each text that is stored all tokens have KV; a stored token costs a fifth of another one."""
 
-    def __init__(self, *texts: str, of_another: float = 0.2) -> None:
-        self._texts, self._of_another = texts, of_another
+    def __init__(self, *texts: str, of_another: float = 0.2, measured: bool = True) -> None:
+        self._texts, self._of_another, self._measured = texts, of_another, measured
 
     def known(self, text: str) -> int:
         return words(text) if text in self._texts else 0
 
     def prefill_ms(self, stretches: Sequence[Stretch], *, prefix: int) -> float | None:
-        return sum(one.tokens - (1 - self._of_another) * one.stored for one in stretches) * 4.0
+        ms = sum(one.tokens - (1 - self._of_another) * one.stored for one in stretches) * 4.0
+        return ms if self._measured else None
 
 
 DOCUMENTS = [
@@ -233,6 +234,11 @@ def test_text_whose_kv_is_stored_is_left_where_the_whole_prompt_is_faster_for_it
     assert rewritten(BLENDING, Store(LONG, f"{LONG}Or in June.")) == ["kv_kept", "kv_kept"]
     assert rewritten(BLENDING, Store(LONG, of_another=0.9)) == ["rewritten", "rewritten"], "half of it is faster"
     assert rewritten(EXTRACT, Store(LONG)) == ["rewritten", "rewritten"], "the policy uses no stored KV"
+    assert rewritten(BLENDING, Store(LONG, measured=False)) == ["rewritten", "rewritten"], (
+        "nothing speaks for keeping it"
+    )
+    dear = BLENDING.model_copy(update={"token_value_ms": 20.0})
+    assert rewritten(dear, Store(LONG)) == ["rewritten", "rewritten"], "its tokens are worth more than their time"
 
 
 def test_what_the_answering_model_reads_costs_a_prefill_however_slow_it_is_thought_to_be() -> None:
@@ -252,6 +258,13 @@ def test_what_a_run_costs_once_is_paid_for_once() -> None:
     each = words(LONG) * 0.1
     assert [one.ms for one in rewritten] == pytest.approx([100 + each, each, each])
     assert made.steps[0].predicted_ms == pytest.approx(100 + 3 * each)
+
+
+def test_what_is_begun_costs_its_pass_over_the_text_all_the_same() -> None:
+    costs = CostModel(prefill=Line(0.0, 4.0), methods={"perplexity": Line(200.0, 0.01)})
+    assert costs.compress_ms("perplexity", 60) == 240.0
+    assert costs.compress_ms("perplexity", 60, begun=True) == 240.0
+    assert costs.compress_ms("perplexity", 0, begun=True) == 0.0
 
 
 @pytest.mark.parametrize(("value", "embeds"), [(0.0, False), (20.0, True)])
