@@ -1,6 +1,6 @@
 """Compressors beside LLMLingua and headroom's text crusher: what they cost, what they leave, what survives.
 
-Run: python benchmarks/compress.py DATA [--llmlingua PYTHON] [--headroom PYTHON] [--texts 3] [--chars 4000]
+Run: python benchmarks/compress.py DATA [--llmlingua PYTHON] [--headroom PYTHON] [--texts 3] [--chars 4000] [--dtype D]
      python benchmarks/compress.py DATA --short 1000 ...     protected text in 1,000 short samples
 
 DATA is a folder with qmsum, hotpotqa_100, kv_retrieval, bfcl, tau_bench and fastapi_docs. The peers are interpreters of
@@ -16,11 +16,9 @@ import statistics
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from compress_cases import CORPORA, Case, cases, lost, parsed
-from compress_subjects import Machinery, Outcome, Subject, machine, one_thread, ours, peers
-from promptsluice.backend_engine.hub import resolve
+from compress_subjects import Machinery, Outcome, Subject, common_options, heading, opened
 from rich.console import Console
 from rich.table import Table
 
@@ -48,23 +46,16 @@ class Reading:
 
 def main() -> None:
     options = _options()
-    one_thread()
-    model = resolve(options.model)
-    machinery = Machinery(model)
-    guests = peers(model, {"llmlingua": options.llmlingua, "headroom": options.headroom})
-    subjects: list[Subject] = [*ours(machinery, options.ours), *guests]
     found = {
         corpus: cases(options.data, corpus, count=options.texts, chars=options.chars) for corpus in options.corpora
     }
     console = Console(width=150)
-    console.print(f"{machine()}, 1 thread, {options.model}, float32, {options.texts} texts of each collection")
-    if options.short:
-        _print_short(console, machinery, subjects, options)
-    else:
-        _print_all(console, machinery, subjects, found, options.rates)
-    for guest in guests:
-        guest.close()
-    machinery.service.stop()
+    console.print(f"{heading(options)}, {options.texts} texts of each collection")
+    with opened(options) as (machinery, subjects):
+        if options.short:
+            _print_short(console, machinery, subjects, options)
+        else:
+            _print_all(console, machinery, subjects, found, options.rates)
 
 
 def _print_all(
@@ -166,14 +157,9 @@ def _print_short(
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data", type=Path)
-    parser.add_argument("--llmlingua", type=Path, help="interpreter of an environment with llmlingua")
-    parser.add_argument("--headroom", type=Path, help="interpreter of an environment with headroom-ai")
-    parser.add_argument("--model", default="smollm2-135m-instruct")
-    parser.add_argument("--ours", nargs="+", default=["perplexity", "contrast", "extractive", "balanced", "lossless"])
+    ours = ["perplexity", "contrast", "extractive", "balanced", "lossless"]
+    parser = common_options(__doc__ or "", compared=ours)
     parser.add_argument("--corpora", nargs="+", choices=list(CORPORA), default=list(CORPORA))
-    parser.add_argument("--rates", nargs="+", type=float, default=[0.5, 0.33])
     parser.add_argument("--texts", type=int, default=3, help="of each collection")
     parser.add_argument("--chars", type=int, default=4000, help="of a text, at most")
     parser.add_argument("--short", type=int, default=0, help="samples for the count of lost text, instead of all else")

@@ -15,13 +15,11 @@ import re
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from blend_cases import LEAD, SYSTEM
 from blend_quality import f1
 from compress_cases import Case, cases
-from compress_subjects import Machinery, Subject, machine, ours, peers, seeded_mean
-from promptsluice.backend_engine.hub import resolve
+from compress_subjects import Machinery, common_options, heading, opened, seeded_mean
 from promptsluice.backend_engine.params import SamplingParams
 from promptsluice.backend_engine.types import GenerationRequest
 from rich.console import Console
@@ -40,22 +38,16 @@ class Reading:
 
 def main() -> None:
     options = _options()
-    model = resolve(options.model)
-    machinery = Machinery(model)
-    guests = peers(model, {"llmlingua": options.llmlingua, "headroom": options.headroom})
-    subjects: list[Subject] = [*ours(machinery, options.ours), *guests]
     found = cases(options.data, "hotpotqa_100", count=options.questions, chars=options.chars)
     readings: dict[tuple[str, float], list[Reading]] = {("full", 1.0): []}
-    for case in track(found, description="questions"):
-        readings["full", 1.0].append(_reading(machinery, case, case.text))
-        for subject in subjects:
-            for rate in options.rates:
-                text = subject.compress(case.text, question=case.question, rate=rate).text
-                readings.setdefault((subject.name, rate), []).append(_reading(machinery, case, text))
-    _print(readings, found, machinery, options)
-    for guest in guests:
-        guest.close()
-    machinery.service.stop()
+    with opened(options) as (machinery, subjects):
+        for case in track(found, description="questions"):
+            readings["full", 1.0].append(_reading(machinery, case, case.text))
+            for subject in subjects:
+                for rate in options.rates:
+                    text = subject.compress(case.text, question=case.question, rate=rate).text
+                    readings.setdefault((subject.name, rate), []).append(_reading(machinery, case, text))
+        _print(readings, found, machinery, options)
 
 
 def _reading(machinery: Machinery, case: Case, text: str) -> Reading:
@@ -65,7 +57,11 @@ def _reading(machinery: Machinery, case: Case, text: str) -> Reading:
     answer = tuple(tokenizer.encode_plain(case.gold))
     told = machinery.service.run(
         GenerationRequest(
-            ids=(*ids, *answer), sampling=SamplingParams(max_tokens=0), prompt_logprobs=True, prefix_cache=False
+            ids=(*ids, *answer),
+            sampling=SamplingParams(max_tokens=0),
+            prompt_logprobs=True,
+            scored=range(len(ids), len(ids) + len(answer)),
+            prefix_cache=False,
         )
     ).prompt_logprobs
     assert told is not None, "the engine was asked for prompt_logprobs"
@@ -82,7 +78,7 @@ def _print(
 ) -> None:
     size = statistics.median(machinery.count(case.text) for case in found)
     console = Console(width=120)
-    console.print(f"{machine()}, {options.model}, {len(found)} questions, documents of {size:.0f} tokens (median)")
+    console.print(f"{heading(options)}, {len(found)} questions, documents of {size:.0f} tokens (median)")
     table = Table()
     for column in ("", "asked", "reached", "NLL", "more than full", "F1"):
         table.add_column(column, justify="right" if column else "left")
@@ -106,13 +102,7 @@ def _interval(values: Sequence[float]) -> str:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data", type=Path)
-    parser.add_argument("--llmlingua", type=Path, help="interpreter of an environment with llmlingua")
-    parser.add_argument("--headroom", type=Path, help="interpreter of an environment with headroom-ai")
-    parser.add_argument("--model", default="smollm2-135m-instruct")
-    parser.add_argument("--ours", nargs="+", default=["perplexity", "contrast", "extractive"])
-    parser.add_argument("--rates", nargs="+", type=float, default=[0.5, 0.33])
+    parser = common_options(__doc__ or "", compared=["perplexity", "contrast", "extractive"])
     parser.add_argument("--questions", type=int, default=40)
     parser.add_argument("--chars", type=int, default=3000, help="of a document, at most")
     return parser.parse_args()

@@ -1,9 +1,11 @@
 """What compress.py and compress_quality.py compare: our compressors with a real model behind them, and peers."""
 
+import argparse
 import json
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,6 +16,7 @@ import torch
 from promptsluice.backend_engine import load_model
 from promptsluice.backend_engine.engine import Engine
 from promptsluice.backend_engine.generation import Collector
+from promptsluice.backend_engine.hub import resolve
 from promptsluice.backend_engine.options import EngineOptions
 from promptsluice.backend_engine.params import SamplingParams
 from promptsluice.backend_engine.service import EngineService
@@ -43,10 +46,10 @@ class Subject(Protocol):
 
 
 class Machinery:
-    """One model in float32 on the CPU with its engine, and an embedder that is loaded when it is asked for."""
+    """One model on the CPU with its engine, and an embedder that is loaded when it is asked for."""
 
-    def __init__(self, model: Path) -> None:
-        self.model = load_model(model, dtype="float32")
+    def __init__(self, model: Path, *, dtype: str = "float32") -> None:
+        self.model = load_model(model, dtype=dtype)
         assert self.model.tokenizer is not None, f"{model} has no tokenizer"
         self.tokenizer = self.model.tokenizer
         self.service = EngineService(Engine(self.model, options=EngineOptions(kv_bytes=1 << 30, guessed_tokens=0)))
@@ -175,6 +178,39 @@ def peers(model: Path, pythons: Mapping[str, Path | None]) -> list[Peer]:
     return [Peer(name, python, model) for name, python in pythons.items() if python is not None]
 
 
+def common_options(description: str, *, compared: Sequence[str]) -> argparse.ArgumentParser:
+    """What both benchmarks take; `compared`: which of ours by default."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", type=Path)
+    parser.add_argument("--llmlingua", type=Path, help="interpreter of an environment with llmlingua")
+    parser.add_argument("--headroom", type=Path, help="interpreter of an environment with headroom-ai")
+    parser.add_argument("--model", default="smollm2-135m-instruct")
+    parser.add_argument("--dtype", default="float32", help="of our engine; llmlingua takes float32 on a CPU")
+    parser.add_argument("--ours", nargs="*", default=list(compared))
+    parser.add_argument("--rates", nargs="+", type=float, default=[0.5, 0.33])
+    return parser
+
+
+@contextmanager
+def opened(options: argparse.Namespace) -> Iterator[tuple[Machinery, list[Subject]]]:
+    """The machinery and everything that is compared, on one thread; the peers end with it."""
+    torch.set_num_threads(1)
+    model = resolve(options.model)
+    machinery = Machinery(model, dtype=options.dtype)
+    guests = peers(model, {"llmlingua": options.llmlingua, "headroom": options.headroom})
+    try:
+        yield machinery, [*ours(machinery, options.ours), *guests]
+    finally:
+        for guest in guests:
+            guest.close()
+        machinery.service.stop()
+
+
+def heading(options: argparse.Namespace) -> str:
+    """What it was measured with, for the head of a table."""
+    return f"{machine()}, 1 thread, {options.model}, {options.dtype}"
+
+
 def machine() -> str:
     """The processor, for the head of a table."""
     for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
@@ -190,7 +226,3 @@ def seeded_mean(values: Sequence[float], *, rounds: int = 2000) -> tuple[float, 
     means = found[rng.integers(0, len(found), (rounds, len(found)))].mean(axis=1)
     low, high = np.percentile(means, [2.5, 97.5])
     return float(found.mean()), float(low), float(high)
-
-
-def one_thread() -> None:
-    torch.set_num_threads(1)
