@@ -111,7 +111,7 @@ def _table(corpus: str, group: Sequence[Case], machinery: Machinery) -> Table:
 
 def _row(table: Table, name: str, rate: float, readings: Sequence[Reading]) -> None:
     exact = sum(len(dict.fromkeys(one.case.exact)) for one in readings)
-    gone = sum(len(lost(one.case.exact, one.outcome.text)) for one in readings)
+    gone = sum(len(lost(one.case, one.outcome.text)) for one in readings)
     documents = [value in parsed(one.outcome.text) for one in readings for value in one.case.json]
     facts = [(one, fact) for one in readings for fact in one.case.facts]
     gold = [one for one in readings if one.case.gold]
@@ -149,7 +149,7 @@ def _print_short(
         harmed = gone = off = total = 0
         for case in samples:
             text = subject.compress(case.text, question=case.question, rate=rate).text
-            missing = len(lost(case.exact, text))
+            missing = len(lost(case, text))
             harmed, gone, total = harmed + bool(missing), gone + missing, total + len(set(case.exact))
             off += abs(machinery.count(text) / machinery.count(case.text) - rate) > CLOSE * rate
         table.add_row(subject.name, f"{harmed}/{len(samples)}", f"{gone}/{total}", f"{off}/{len(samples)}")

@@ -59,13 +59,13 @@ def parsed(text: str) -> list[Any]:
     return found
 
 
-def lost(wanted: Sequence[str], text: str) -> list[str]:
-    """Those of `wanted` that stand in `text` less often than they are wanted; no part of a longer word counts."""
-    return [
-        one
-        for one in dict.fromkeys(wanted)
-        if len(re.findall(rf"(?<!\w){re.escape(one)}(?!\w)", text)) < wanted.count(one)
-    ]
+def lost(case: Case, text: str) -> list[str]:
+    """What of the case's exact things stands in `text` less often than in the case; no part of a longer word counts."""
+
+    def number(one: str, inside: str) -> int:
+        return len(re.findall(rf"(?<!\w){re.escape(one)}(?!\w)", inside))
+
+    return [one for one in dict.fromkeys(case.exact) if number(one, text) < number(one, case.text)]
 
 
 def _lines(path: Path) -> Iterator[Any]:

@@ -2,18 +2,19 @@
 
 import itertools
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
+from ..prompt import BadRequest
 from .base import FLOOR_NOTE, Job, LossyOptions, Task
 from .budget import most_that_fit
 from .context import CompressionContext
 from .lexical import Words
 from .mmr import Floats, mmr_order, normalized
-from .options import one_of, option, share
+from .options import folder, one_of, option, share
 from .rebuild import Rebuilder
 from .result import FAILED_NOTE, LATE_NOTE, Rewrite, Span
 from .sentences import TURN, Unit, units_of
@@ -36,14 +37,24 @@ class Extractive(LossyOptions):
     best sentence. A unit with protected text stays; a heading stays with anything it heads. `redundancy` from 0
     (relevance alone) to 1. A segment is judged by the question of its own turn (see question.py).
 
-    `relevance` is by "words" shared with the question (BM25), by "meaning" (an embedder), or "auto": by words, but by
-    meaning where the text has too few of the question's words and there is an embedder.
+    `relevance` is by "words" shared with the question (BM25), by "meaning" (an embedder), by a "cross_encoder" that
+    reads the question with each unit (`model`: its folder), or "auto": by words, but by meaning where the text has too
+    few of the question's words and there is an embedder.
     """
 
     name = "extractive"
 
     redundancy: float = option(0.3, share)
-    relevance: str = option("auto", one_of("auto", "words", "meaning"))
+    relevance: str = option("auto", one_of("auto", "words", "meaning", "cross_encoder"))
+    model: str = option("", folder)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (self.relevance == "cross_encoder") != bool(self.model):
+            raise BadRequest(
+                "model, the folder of a sentence-transformers CrossEncoder, goes with relevance: cross_encoder",
+                param="model",
+            )
 
     @property
     def cost_name(self) -> str:
@@ -117,12 +128,21 @@ class _Selection:
         by, question = self._options.relevance, self._tasks[0].question
         if by == "meaning":
             return self._by_meaning()
-        words = Words([self._in_context(i) for i in range(len(self._units))])
+        words = self._words()
+        if by == "cross_encoder" and question:
+            return self._by_reading(words, question)
         if by == "auto" and self._context.embed is not None and question and words.known(question) < _KNOWN:
             judged = self._meaning_if_any()
             if judged is not None and (judged.seen == len(self._units) or self._context.expired()):
                 return judged  # what was not judged when the time was over stays
         return self._by_words(words)
+
+    def _words(self) -> Words:
+        """The units as bags of words, as far as there is time: vectors and the choice take about as long each."""
+        context = self._context
+        began = context.clock()
+        texts = (self._in_context(i) for i in range(len(self._units)))
+        return Words(texts, expired=lambda: context.remaining() <= 2.0 * (context.clock() - began))
 
     def _in_context(self, i: int) -> str:
         """A unit with the heading that it stands under, which often names what the unit calls "it"."""
@@ -143,31 +163,47 @@ class _Selection:
         if not scores.any():
             return _Judged(vectors, _centrality(vectors), len(vectors))
         for start, end in self._ranges:
-            if start < end:
+            if start < min(end, len(scores)):
                 scores[start:end] += _OF_DOCUMENT * scores[start:end].max()
         return _Judged(vectors, scores / scores.max(), len(vectors))
 
+    def _by_reading(self, words: Words, question: str) -> _Judged:
+        """The best unit counts 1, the worst 0. Stops early when the next batch would not be ready in time."""
+        from .cross_encoder import cross_encoder  # imports torch
+
+        model = cross_encoder(self._options.model)
+        vectors = normalized(words.vectors())
+        rows = list(self._batches(lambda texts: model.scores(question, texts), most=len(vectors)))
+        scores = np.concatenate(rows) if rows else np.zeros(0, dtype=np.float32)
+        if len(scores):
+            scores = (scores - scores.min()) / max(float(np.ptp(scores)), 1e-9)
+        return _Judged(vectors[: len(scores)], scores, len(scores))
+
     def _by_meaning(self) -> _Judged:
         """Stops early when the next batch would not be ready in time."""
-        context, embed = self._context, self._context.embed
+        embed = self._context.embed
         assert embed is not None
         question = self._tasks[0].question
-        rows: list[Floats] = []
-        at, size, speed = 0, _FIRST_BATCH, 0.0
         asked = normalized(embed([question])) if question else None
-        while at < len(self._units):
-            texts = [self._text(i) for i in range(at, min(at + size, len(self._units)))]
+        rows = list(self._batches(lambda texts: normalized(embed(texts)), most=len(self._units)))
+        vectors = np.concatenate(rows) if rows else np.zeros((0, 1), dtype=np.float32)
+        if asked is None or not rows:
+            return _Judged(vectors, _centrality(vectors), len(vectors))
+        return _Judged(vectors, vectors @ asked[0], len(vectors))
+
+    def _batches(self, judge: Callable[[Sequence[str]], Floats], *, most: int) -> Iterator[Floats]:
+        """What `judge` says of the first `most` units, as far as there is time by the batches before."""
+        context = self._context
+        at, size, speed = 0, _FIRST_BATCH, 0.0
+        while at < most:
+            texts = [self._text(i) for i in range(at, min(at + size, most))]
             chars = sum(map(len, texts))
             began = context.clock()
             if context.remaining() <= chars * speed:
-                break
-            rows.append(normalized(embed(texts)))
+                return
+            yield judge(texts)
             speed = (context.clock() - began) / chars
             at, size = at + len(texts), _BATCH
-        vectors = np.concatenate(rows) if rows else np.zeros((0, 1), dtype=np.float32)
-        if asked is None or not at:
-            return _Judged(vectors, _centrality(vectors), at)
-        return _Judged(vectors, vectors @ asked[0], at)
 
     def _chosen(self, judged: _Judged) -> list[bool]:
         vectors, relevance, seen = judged.vectors, judged.relevance.astype(np.float32), judged.seen

@@ -4,12 +4,13 @@ Robertson and Zaragoza 2009, "The Probabilistic Relevance Framework: BM25 and Be
 al. 2009, "Feature Hashing for Large Scale Multitask Learning".
 """
 
+import itertools
 import math
 import re
 import unicodedata
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 
@@ -36,6 +37,7 @@ _EMPTY = (
     " uno yo él ella su sus quién qué cuál cuándo dónde cómo fue era ha puede del al por para con y o lo gli chi"
     " che quale quando dove perché come è sono può di da nel per"
 )
+_STRIDE = 4096  # terms between two looks at the clock
 _STEM = 3  # letters that stay at least
 
 
@@ -45,7 +47,8 @@ def terms(text: str) -> list[str]:
 
 
 def _terms(text: str) -> Iterator[str]:
-    for word in _WORD.findall(unicodedata.normalize("NFKC", text).casefold()):
+    for match in _WORD.finditer(unicodedata.normalize("NFKC", text).casefold()):
+        word = match[0]
         if word.isascii():
             yield _stem(word)
             continue
@@ -71,11 +74,22 @@ def _stem(word: str) -> str:
 _NOTHING = frozenset(_stem(word) if word.isascii() else word for word in _EMPTY.split())
 
 
-class Words:
-    """Texts as bags of words."""
+def _bags(texts: Iterable[str], expired: Callable[[], bool]) -> Iterator[Counter[str]]:
+    for text in texts:
+        bag: Counter[str] = Counter()
+        found = _terms(text)
+        while some := list(itertools.islice(found, _STRIDE)):
+            if expired():
+                return
+            bag.update(some)
+        yield bag
 
-    def __init__(self, texts: Sequence[str]) -> None:
-        self._bags = [Counter(_terms(text)) for text in texts]
+
+class Words:
+    """Texts as bags of words: all of them, or the first ones, until `expired` says that time is over."""
+
+    def __init__(self, texts: Iterable[str], *, expired: Callable[[], bool] = lambda: False) -> None:
+        self._bags = list(_bags(texts, expired))
         self._sizes = np.array([sum(bag.values()) for bag in self._bags], dtype=np.float32)
         self._in = Counter(term for bag in self._bags for term in bag)
 

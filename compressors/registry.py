@@ -17,6 +17,7 @@ _FACTORIES: dict[str, tuple[str, str]] = {
     "lossless": (".lossless", "Lossless"),
     "html": (".structure.html", "Html"),
     "diff": (".structure.diff", "Diff"),
+    "code": (".structure.code", "Code"),
     "summarize": (".summary.summarize", "Summarize"),
     "extractive": (".extractive", "Extractive"),
     "perplexity": (".perplexity", "Perplexity"),

@@ -49,6 +49,7 @@ class CostModel:
             "lossless": Line(0.05, 0.001),
             "html": Line(0.2, 0.002),
             "diff": Line(0.05, 0.001),
+            "code": Line(0.5, 0.004),
             # Where the summary is not there yet; one that is kept costs next to nothing in all later turns.
             "summarize": Line(200.0, 2.0),
             "extractive-words": Line(1.0, 0.015),

@@ -5,13 +5,20 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from promptsluice.compressors import CompressionContext, create
 from promptsluice.compressors.lexical import Words, terms
 from promptsluice.compressors.mmr import normalized
+from promptsluice.prompt import Prompt
+
+Make = Callable[..., CompressionContext]
+PromptOf = Callable[..., Prompt]
+TextsOf = Callable[[Prompt], list[str]]
 
 
 @pytest.mark.parametrize(
@@ -87,3 +94,37 @@ def test_vectors_are_the_same_under_every_hash_seed() -> None:
         for seed in ("1", "2")
     }
     assert len(runs) == 1
+
+
+def test_counting_words_ends_when_time_is_over() -> None:
+    """A long text is given up halfway; those before it count."""
+    looks = 0
+
+    def expired() -> bool:
+        nonlocal looks
+        looks += 1
+        return looks > 3
+
+    words = Words(["refund week", "garden", "word " * 1_000_000, "refund"], expired=expired)
+    assert looks == 4
+    assert words.bm25("refund").shape == (2,)
+    assert words.vectors().shape[0] == 2
+    assert Words([], expired=lambda: True).bm25("refund").shape == (0,)
+
+
+def test_sentences_that_were_not_counted_in_time_stay(context: Make, prompt_of: PromptOf, tool_texts: TextsOf) -> None:
+    now = 0.0
+
+    def clock() -> float:
+        nonlocal now
+        now += 0.001
+        return now
+
+    text = " ".join(f"Sentence {'abcdefghij'[n % 10]} speaks of gardens and rivers." for n in range(400))
+    result = create("extractive", {"relevance": "words"}).compress(
+        prompt_of(text, question="What of rivers?"),
+        context=context(question="What of rivers?", deadline=0.5, clock=clock),
+    )
+    assert "sentences judged, the rest kept" in result.note
+    assert tool_texts(result.prompt)[0].endswith("Sentence j speaks of gardens and rivers.")
+    assert result.rate < 1.0

@@ -1,0 +1,222 @@
+"""The code compressor: source code without comments and, where the policy says so, documentation and bodies.
+
+A whole text that looks like source in a known language, such as a file that a tool has read; of retrieved Markdown the
+fenced blocks that name one. Fenced blocks of messages are segments of their own, which nothing rewrites.
+"""
+
+import re
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from ...prompt import Kind
+from ..base import Task, TextCompressor
+from ..context import CompressionContext
+from ..options import flag, kinds, option
+from ..protect import protected_spans
+from ..result import LATE_NOTE, Piece, Rewrite, Span
+from ..spans import union
+from .languages import LANGUAGES, guessed, named
+from .syntax import Function, Syntax, syntax_of
+
+_FENCE = re.compile(r"^[ ]{0,3}(`{3,}|~{3,})[ \t]*([^\s`]*)[^\n`]*$", re.MULTILINE)
+_HUNK = re.compile(r"^@@ -\d", re.MULTILINE)
+_LEFT_OUT = "{count} lines left out"
+# Comments that tools read, and what this compressor wrote itself.
+_DIRECTIVE = re.compile(
+    r"#!|[-*#/\s!]*+(?:coding[:=]|type:|noqa|pragma|pylint|pyright|mypy|ruff|fmt:|isort|eslint|prettier|tslint|jshint"
+    r"|istanbul|@ts-|@flow|go:|\+build|nolint|clang-|SPDX|cspell|\d+ lines left out)",
+    re.IGNORECASE,
+)
+_DOCUMENTS = re.compile(r"/\*[*!](?!/)|//[/!]")
+_NAME = re.compile(r"([\w~$]+)\s*(?:<[^<>()]{0,200}>)?\s*\(")
+_LINE_END = re.compile(r"[ \t\r]*+(?:\n|\Z)")
+_SPACE = re.compile(r"\s*+")
+_WORD = re.compile(r"[\w~$]{3,}")
+_FEWEST = 3  # lines of a body: of fewer, more would be said than left out
+_BROKEN = 0.2  # a whole text of which more could not be parsed was no source in that language
+# Without a deadline of the request, so long and so much per character; usual source takes a hundredth.
+_SECONDS, _PER_CHAR = 0.5, 5e-6
+_OF_THE_TIME = 0.6  # what is left of the request's; the parser ends a little after it was told to
+
+
+@dataclass(frozen=True, kw_only=True)
+class Code(TextCompressor):
+    """`comments` go (not those that tools read, nor shebangs); `docstrings`: documentation goes too, `bodies`: those of
+    functions with three lines or more, but for functions that the question names.
+
+    What could not be parsed stays, and so does what stands between keep marks. The source that is left parses where it
+    did before; with `bodies` it is an outline.
+    """
+
+    name = "code"
+    lossless = False
+
+    kinds: frozenset[Kind] = option(frozenset({Kind.DOCUMENT, Kind.TOOL_RESULT}), kinds)
+    comments: bool = option(True, flag)
+    docstrings: bool = option(False, flag)
+    bodies: bool = option(False, flag)
+
+    def protected(self, text: str) -> tuple[Span, ...]:
+        return protected_spans(text, categories=())
+
+    def rewrite_text(self, task: Task, *, context: CompressionContext) -> Rewrite:
+        bodies: list[_Cut] = []
+        rest: list[_Cut] = []
+        late = False
+        for start, end, language, certain in _sources(task.text):
+            source = task.text[start:end]
+            syntax = None if context.expired() else syntax_of(source, language, expired=_limit(len(source), context))
+            late = late or syntax is None
+            if syntax is None or (not certain and _size(syntax.errors) > _BROKEN * len(source)):
+                continue
+            if self.bodies:
+                bodies += [cut.moved(start) for cut in self._bodies(source, syntax, language, task.question)]
+            rest += [cut.moved(start) for cut in self._remarks(source, syntax)]
+        note = f"{LATE_NOTE}: not all source was parsed, and the rest kept" if late else ""
+        chosen = _disjoint(bodies, task.protected)
+        gone = [(cut.start, cut.end) for cut in chosen]
+        chosen += [cut for cut in _disjoint(rest, task.protected) if not _overlaps((cut.start, cut.end), gone)]
+        return Rewrite(_without(task.text, sorted(chosen)).pieces, note)
+
+    def _remarks(self, source: str, syntax: Syntax) -> "Iterator[_Cut]":
+        """Comments and documentation that go."""
+        errors = union(syntax.errors)
+        for span in syntax.comments:
+            comment = source[slice(*span)]
+            wanted = self.docstrings if _DOCUMENTS.match(comment) else self.comments
+            if wanted and not _DIRECTIVE.match(comment) and not _overlaps(span, errors):
+                yield from _comment(source, *span)
+        for span in syntax.docs if self.docstrings else ():
+            if not _overlaps(span, errors):
+                yield _docstring(source, span)
+
+    def _bodies(self, source: str, syntax: Syntax, language: str, question: str) -> "Iterator[_Cut]":
+        asked = set(_WORD.findall(question))
+        docs = {} if self.docstrings else dict(syntax.docs)
+        for function in syntax.functions:
+            if not function.broken and _name(source, function) not in asked:
+                yield from _body(source, function.body, docs, indented=LANGUAGES[language].indented)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class _Cut:
+    """What goes, and what stands in its place."""
+
+    start: int
+    end: int
+    instead: str = ""
+
+    def moved(self, by: int) -> "_Cut":
+        return _Cut(self.start + by, self.end + by, self.instead)
+
+
+def _sources(text: str) -> Iterator[tuple[int, int, str, bool]]:
+    """Where source code stands, its language, and whether the text itself says so."""
+    fences = list(_FENCE.finditer(text))
+    if not fences:
+        language = None if _HUNK.search(text) else guessed(text)
+        if language is not None:
+            yield 0, len(text), language, False
+        return
+    opening: re.Match[str] | None = None
+    for fence in fences:
+        if opening is None:
+            opening = fence
+        elif fence[1].startswith(opening[1]) and not fence[2]:
+            language = named(opening[2])
+            if language is not None and opening.end() + 1 < fence.start():
+                yield opening.end() + 1, fence.start(), language, True
+            opening = None
+
+
+def _limit(chars: int, context: CompressionContext) -> Callable[[], bool]:
+    """Whether the time for a text of this size is over."""
+    began = context.clock()
+    most = min(_SECONDS + _PER_CHAR * chars, _OF_THE_TIME * context.remaining())
+    return lambda: context.clock() - began > most
+
+
+def _comment(source: str, start: int, end: int) -> Iterator[_Cut]:
+    """A comment with its line where it has it alone, else with the space before it."""
+    first = start
+    while first and source[first - 1] in " \t":
+        first -= 1
+    end -= source[end - 1] == "\n"  # some grammars count it in
+    after = _LINE_END.match(source, end)
+    if after and (not first or source[first - 1] == "\n"):
+        yield _Cut(first, after.end())
+    elif after:
+        yield _Cut(first, end)
+    elif "\n" not in source[start:end]:  # else it may end a line for the language
+        fused = first == start and first and not source[first - 1].isspace() and not source[end].isspace()
+        yield _Cut(first if source[end].isspace() else start, end, " " if fused else "")
+
+
+def _docstring(source: str, span: Span) -> _Cut:
+    """A string that documents, with its line; where nothing else is in its block, what means nothing."""
+    start, end = span
+    first = source.rfind("\n", 0, start) + 1
+    indentation = source[first:start]
+    after = _LINE_END.match(source, end)
+    if indentation.strip() or not after:
+        return _Cut(start, end, "...")
+    at = _SPACE.match(source, after.end())
+    assert at is not None, "it matches nothing too"
+    following = source[source.rfind("\n", 0, at.end()) + 1 : at.end()]
+    alone = indentation and (following != indentation or source[at.end() : at.end() + 1] in ("", "#"))
+    return _Cut(start, end, "...") if alone else _Cut(first, after.end())
+
+
+def _body(source: str, body: Span, docs: dict[int, int], *, indented: bool) -> Iterator[_Cut]:
+    """A body, behind its documentation, with a word of how long it was."""
+    start, end = body
+    if indented and start in docs:
+        documented = docs[start]
+        space = _SPACE.match(source, documented)
+        assert space is not None, "it matches nothing too"
+        start = space.end()
+        if "\n" not in source[documented:start]:
+            return
+    elif not indented:
+        if source[start] != "{" or source[end - 1] != "}":
+            return
+        start, end = start + 1, end - 1
+    count = source.count("\n", start, end) + (1 if indented else -1)
+    if count >= _FEWEST:
+        words = _LEFT_OUT.format(count=count)
+        yield _Cut(start, end, f"...  # {words}" if indented else f" /* {words} */ ")
+
+
+def _name(source: str, function: Function) -> str:
+    found = _NAME.search(source, function.span[0], function.body[0])
+    return found[1] if found else ""
+
+
+def _disjoint(cuts: Sequence[_Cut], protected: Sequence[Span]) -> list[_Cut]:
+    """The outermost ones, ascending, that touch nothing protected; those within one that does have their turn."""
+    chosen: list[_Cut] = []
+    for cut in sorted(cuts, key=lambda cut: (cut.start, -cut.end)):
+        if (not chosen or cut.start >= chosen[-1].end) and not _overlaps((cut.start, cut.end), protected):
+            chosen.append(cut)
+    return chosen
+
+
+def _without(text: str, cuts: Sequence[_Cut]) -> Rewrite:
+    """The text without these; ascending and disjoint."""
+    pieces: list[Piece] = []
+    done = 0
+    for cut in cuts:
+        pieces += [(done, cut.start), *([cut.instead] if cut.instead else [])]
+        done = cut.end
+    return Rewrite.of_pieces([*pieces, (done, len(text))])
+
+
+def _overlaps(span: Span, others: Sequence[Span]) -> bool:
+    """Whether a span shares anything with any of others, ascending and disjoint."""
+    at = max(bisect_right(others, span[0], key=lambda one: one[0]) - 1, 0)
+    return any(start < span[1] and span[0] < end for start, end in others[at : at + 2])
+
+
+def _size(spans: Sequence[Span]) -> int:
+    return sum(end - start for start, end in union(spans))

@@ -1,0 +1,231 @@
+"""Source code without comments, documentation and bodies: still source, broken or hostile text left alone, in time."""
+
+import ast
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from promptsluice.compressors import CompressionContext, create
+from promptsluice.compressors.base import Task
+from promptsluice.compressors.structure.code import Code
+from promptsluice.compressors.structure.languages import LANGUAGES, guessed, named
+from promptsluice.compressors.structure.syntax import syntax_of
+from promptsluice.prompt import Prompt
+
+Make = Callable[..., CompressionContext]
+PromptOf = Callable[..., Prompt]
+ALL: Mapping[str, Any] = {"comments": True, "docstrings": True, "bodies": True}
+
+PYTHON = '''#!/usr/bin/env python
+# Licence and other words.
+"""What this module does."""
+import os
+
+
+@wrapped
+def first(a, b):  # says little
+    # What comes now.
+    """Adds."""
+    total = a + b  # type: ignore[operator]
+    text = "# no comment"
+    print(text, "größer")  # größer
+    return total
+
+
+class Thing:
+    """A thing."""
+
+    async def second(self):
+        "Only words."
+
+    def third(self): return 3  # short
+'''
+SCRIPT = """// Words.
+import {x} from 'y';
+/** Documentation. */
+export function first(a /* one */, b) {
+  // what comes now
+  const z = a/* x */+b;
+  const url = "http://example.com";
+  return /*
+  */ z; // eslint-disable-line
+}
+const second = (x) => {
+  one();
+  two();
+  three();
+};
+"""
+
+
+def task_of(text: str, prompt_of: PromptOf, question: str = "") -> Task:
+    segment = next(one for one in prompt_of("A text.").segments if one.text == "A text.")
+    return Task(segment=replace(segment, text=text), question=question, tokens=len(text), protected=())
+
+
+def shortened(text: str, prompt_of: PromptOf, context: Make, question: str = "", **options: Any) -> str:
+    compressor = create("code", options)
+    assert isinstance(compressor, Code)
+    task = replace(task_of(text, prompt_of, question), protected=compressor.protected(text))
+    return compressor.rewrite_text(task, context=context()).text(text)
+
+
+def test_comments_go_and_what_tools_read_stays(prompt_of: PromptOf, context: Make) -> None:
+    short = shortened(PYTHON, prompt_of, context)
+    assert [line for line in short.splitlines() if "#" in line] == [
+        "#!/usr/bin/env python",
+        "    total = a + b  # type: ignore[operator]",
+        '    text = "# no comment"',
+    ]
+    assert ast.dump(ast.parse(short)) == ast.dump(ast.parse(PYTHON))
+    assert shortened(PYTHON, prompt_of, context, comments=False) == PYTHON
+
+
+def test_documentation_and_bodies_go_where_that_is_asked(prompt_of: PromptOf, context: Make) -> None:
+    short = shortened(PYTHON, prompt_of, context, docstrings=True)
+    assert all(ast.get_docstring(node) is None for node in ast.walk(ast.parse(short))
+               if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef))  # fmt: skip
+    outline = shortened(PYTHON, prompt_of, context, bodies=True)
+    assert '    """Adds."""\n    ...  # 4 lines left out\n' in outline
+    assert "return 3" in outline
+    assert "total" in shortened(PYTHON, prompt_of, context, "What does first() return?", bodies=True)
+    assert ast.parse(shortened(PYTHON, prompt_of, context, **ALL))
+
+
+def test_scripts(prompt_of: PromptOf, context: Make) -> None:
+    short = shortened(SCRIPT, prompt_of, context)
+    assert "a +b" in short.replace("a+b", "a +b")
+    assert "/** Documentation. */" in short
+    assert '"http://example.com"' in short
+    assert "return /*\n  */ z; // eslint-disable-line" in short
+    assert "Words" not in short
+    assert "what comes" not in short
+    outline = shortened(SCRIPT, prompt_of, context, bodies=True)
+    assert "first(a , b) { /* 5 lines left out */ }\nconst second = (x) => { /* 3 lines left out */ };\n" in outline
+
+
+@pytest.mark.parametrize(
+    ("language", "source"),
+    [
+        ("python", "def a(x):\n    # gone\n    b = 1\n    c = 2\n    return b\n"),
+        ("javascript", "function a(x) {\n  // gone\n  b();\n  c();\n  return 1;\n}\n"),
+        ("typescript", "export function a(x: number): number {\n  // gone\n  b();\n  c();\n  return 1;\n}\n"),
+        ("java", "class A {\n  int a(int x) {\n    // gone\n    b();\n    c();\n    return 1;\n  }\n}\n"),
+        ("go", "package p\n\nfunc a(x int) int {\n\t// gone\n\tb()\n\tc()\n\treturn 1\n}\n"),
+        ("rust", "fn a(x: i32) -> i32 {\n    // gone\n    b();\n    c();\n    1\n}\n"),
+        ("c", "int a(int x) {\n  // gone\n  b();\n  c();\n  return 1;\n}\n"),
+        ("cpp", "std::string a(int x) {\n  // gone\n  b();\n  c();\n  return {};\n}\n"),
+    ],
+)
+def test_every_language(language: str, source: str, prompt_of: PromptOf, context: Make) -> None:
+    text = f"Words.\n\n```{language}\n{source}```\n\nWords."
+    assert "gone" not in shortened(text, prompt_of, context)
+    outline = shortened(text, prompt_of, context, bodies=True)
+    assert "lines left out" in outline
+    assert "b()" not in outline
+    syntax = syntax_of(outline.split("\n", 3)[3].split("```")[0], language, expired=lambda: False)
+    assert syntax is not None
+    assert syntax.errors == []
+    assert set(LANGUAGES) >= {language}
+
+
+def test_what_could_not_be_parsed_stays(prompt_of: PromptOf, context: Make) -> None:
+    broken = (
+        "def good():\n    # gone\n    return 1\n\n\ndef bad(x):\n    x = 2 $ 3\n    y = 3\n    z = 4\n    return x\n"
+    )
+    text = f"```python\n{broken}```\n"
+    short = shortened(text, prompt_of, context, **ALL)
+    assert "x = 2 $ 3" in short
+    assert "y = 3" in short
+    assert "gone" not in short
+    prose = "# Title\n\nFrom here on it is prose, for example:\n\n- if it rains\n- what then?\n" * 5
+    assert shortened(prose, prompt_of, context, **ALL) == prose
+    assert shortened("```python\nprint(1)  # open", prompt_of, context, **ALL) == "```python\nprint(1)  # open"
+    unknown = "```brainfudge\n+++ # x\n```\n"
+    assert shortened(unknown, prompt_of, context, **ALL) == unknown
+
+
+def test_marked_text_stays(prompt_of: PromptOf, context: Make) -> None:
+    text = PYTHON.replace("# What comes now.", "# <keep>What comes now.</keep>")
+    short = shortened(text, prompt_of, context, **ALL)
+    assert "# <keep>What comes now.</keep>" in short
+    assert "# Licence" not in short
+
+
+def test_files_that_tools_read_and_how_often_it_runs(prompt_of: PromptOf, context: Make, tool_texts: Any) -> None:
+    for source in (PYTHON, SCRIPT):
+        for options in ({}, ALL):
+            once = create("code", options).compress(prompt_of(source), context=context())
+            assert once.rate < 1.0
+            again = create("code", options).compress(once.prompt, context=context())
+            assert tool_texts(again.prompt) == tool_texts(once.prompt)
+
+
+def test_languages_by_name_and_by_looks() -> None:
+    assert named("py") == "python"
+    assert named("{.ts}") == "typescript"
+    assert named("C++") == "cpp"
+    assert named("klingon") is None
+    assert guessed(PYTHON) == "python"
+    assert guessed(SCRIPT) == "javascript"
+    assert guessed("interface A {\n  b: string\n}\nexport const c: A = 1;\nexport class D {}\n") == "typescript"
+    assert guessed("A text about nothing.\n" * 40) is None
+    own = Path(__file__).read_text(encoding="utf-8")
+    assert guessed(own) == "python"
+
+
+@pytest.mark.parametrize("unit", ["(", "[", "{", "a(", "/*", "`${", "# x\n", '"', "x=>", "\n", "/* a */ x "])
+def test_hostile_text_is_left_in_time(unit: str, prompt_of: PromptOf, context: Make) -> None:
+    """However the parser fares, it is told to stop: a second is far more than it takes to notice."""
+    text = f"```python\n{(unit * 200_000)[:200_000]}\n```\n"
+    began = time.monotonic()
+    compressor = create("code", ALL)
+    assert isinstance(compressor, Code)
+    rewrite = compressor.rewrite_text(task_of(text, prompt_of), context=context(deadline=began + 0.2))
+    assert len(rewrite.text(text)) <= len(text)
+
+
+def test_a_deadline_that_is_over_and_a_parser_that_is_stopped(prompt_of: PromptOf, context: Make) -> None:
+    assert syntax_of("(" * 100_000, "python", expired=lambda: True) is None
+    compressor = create("code")
+    assert isinstance(compressor, Code)
+    late = compressor.rewrite_text(task_of(f"```python\n{PYTHON}```\n", prompt_of), context=context(deadline=0.0))
+    assert "deadline reached" in late.note
+
+
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    lines=st.lists(
+        st.sampled_from(
+            [
+                "def f(x):",
+                "class A:",
+                "    return 1",
+                "    # c",
+                '    """d"""',
+                "        y = (",
+                "# ü",
+                "x = 'é' # z",
+                ")",
+                "",
+            ]
+        ),
+        max_size=25,
+    )
+)
+def test_nothing_is_made_up_and_twice_is_once(lines: list[str], prompt_of: PromptOf, context: Make) -> None:
+    text = "```python\n" + "\n".join(lines) + "\n```\n"
+    short = shortened(text, prompt_of, context, **ALL)
+    assert len(short) <= len(text) + 25 * len(lines)
+    assert set(short) <= set(text) | set("... # lines left out0123456789")
+    assert shortened(short, prompt_of, context, **ALL) == short
+    try:
+        ast.parse("\n".join(lines))
+    except SyntaxError:
+        return
+    ast.parse(short.removeprefix("```python\n").removesuffix("```\n"))
