@@ -123,7 +123,7 @@ def test_what_is_left_behind_changes_little(smollm2: LoadedModel) -> None:
     finally:
         service.stop()
     assert whole is not None and len(whole) > 1000
-    assert np.corrcoef(near[1:, 2], whole.numpy())[0, 1] > 0.95
+    assert np.corrcoef(near[1:, 2], whole.numpy())[0, 1] > 0.965
     assert abs(near[1:, 2].mean() - float(whole.mean())) < 0.1
 
 

@@ -170,7 +170,7 @@ def test_deadline_between_windows_keeps_the_rest(context: Make, prompt_of: Promp
     short = tool_texts(result.prompt)[0]
     assert short.endswith(text[-10_000:])
     judged = int(result.note.split(": ")[1].split()[0])
-    assert len(short) - (len(text) - judged) <= 0.6 * judged
+    assert len(short) - (len(text) - judged) <= 0.53 * judged  # half of the tokens
     assert result.rate < 1.0
 
 
