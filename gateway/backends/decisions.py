@@ -18,7 +18,7 @@ from .engine_room import EngineRoom, Tokens
 from .reuse_control import Decided
 from .reusing import Reused, reused
 
-_PATIENCE_S = 10.0  # that learning waits for idle time; a busy server would never learn
+_PATIENCE_S = 10.0  # that learning waits for idle time
 _LOOK_S = 0.01
 
 Learn = Callable[[], None]
@@ -65,13 +65,20 @@ def decided(
 
 
 def _for_next_time(room: EngineRoom, call: Call, found: Reused, own: str, background: Background) -> None:
+    """What is asked for again, or belongs to a collection, is computed even where the engine finds no idle time; a
+    client's text that may never come again is not."""
+    until = time.monotonic() + _PATIENCE_S
+
+    def later(job: Callable[[], object], *, anyway: bool) -> None:
+        background.run(lambda: in_idle_time(job, idle=lambda: room.service.idle, until=until, anyway=anyway))
+
     for salt, plan in found.plans:
         if wanted := plan.misses + plan.poorer:
-            background.run(partial(_when_idle, room, partial(room.reuser.warm, wanted, anchor=plan.anchor, salt=salt)))
+            later(partial(room.reuser.warm, wanted, anchor=plan.anchor, salt=salt), anyway=True)
     if any(segment.changed and segment.original is not None for segment in call.prompt.segments):
-        background.run(partial(_when_idle, room, partial(_learn_originals, room, call, own)))
+        later(partial(_learn_originals, room, call, own), anyway=False)
     elif found.fresh:
-        background.run(partial(_when_idle, room, partial(room.reuser.warm, found.fresh, salt=own)))
+        later(partial(room.reuser.warm, found.fresh, salt=own), anyway=False)
     if room.reuser.finder.stale(own):
         background.run(partial(room.reuser.finder.sync, own))
 
@@ -95,9 +102,13 @@ def _learn_originals(room: EngineRoom, call: Call, own: str) -> None:
     room.reuser.warm(found.fresh, salt=own)
 
 
-def _when_idle(room: EngineRoom, job: Callable[[], object]) -> None:
-    until = time.monotonic() + _PATIENCE_S
-    while not room.service.idle and time.monotonic() < until:
+def in_idle_time(job: Callable[[], object], *, idle: Callable[[], bool], until: float, anyway: bool) -> None:
+    """Do a job as soon as nothing else is to be done; when the monotonic clock reads `until`, `anyway` or never."""
+    while not idle():
+        if time.monotonic() >= until:
+            if anyway:
+                break
+            return
         time.sleep(_LOOK_S)
     job()
 
