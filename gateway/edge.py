@@ -35,6 +35,8 @@ Admit = Callable[[Scope], "Awaitable[Ticket | None]"]
 
 WHOLE = "promptsluice.whole"
 """Among a scope's extensions: the body has arrived already."""
+LEAVING = "promptsluice.leaving"
+"""Among a scope's extensions: the set of what is called when the client's connection is lost."""
 log = logging.getLogger("promptsluice.gateway")
 
 _SANE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:\-]{0,127}")
@@ -145,15 +147,19 @@ class Edge:
             return
         work = asyncio.current_task()
         assert work is not None
-        gone = asyncio.create_task(_cancelled_by_leaving(work, exchange, receive))
+
+        def leave() -> None:
+            if not exchange.complete:
+                exchange.left = True
+                work.cancel()
+
         try:
-            await self._answer(exchange, scope, _replayed(body, gone))
+            with _Watched(scope, receive, leave) as after:
+                await self._answer(exchange, scope, _replayed(body, after))
         except asyncio.CancelledError:
             if not exchange.left:
                 raise
             work.uncancel()
-        finally:
-            gone.cancel()
 
     async def _answer(self, exchange: "_Exchange", scope: Scope, receive: Receive) -> None:
         try:
@@ -271,25 +277,47 @@ def decoded(scope: Scope) -> dict[str, str]:
     return {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(scope["headers"])}
 
 
-async def _cancelled_by_leaving(work: "asyncio.Task[Any]", exchange: _Exchange, receive: Receive) -> None:
-    """Watch for a client that leaves before its answer is complete. uvicorn reports a disconnect after every complete
-    response too: then the work only has its last lines to run.
+class _Watched:
+    """Calls `leave` when the client leaves; some servers report that after every complete response, too. Within it
+    there is a receive channel on which nothing comes but that.
     """
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    if not exchange.complete:
-        exchange.left = True
-        work.cancel()
+
+    def __init__(self, scope: Scope, receive: Receive, leave: Callable[[], None]) -> None:
+        self._receive, self._leave = receive, leave
+        self._leaving: set[Callable[[], None]] | None = scope.get("extensions", {}).get(LEAVING)
+        self._gone: asyncio.Task[None] | None = None
+
+    def __enter__(self) -> Receive:
+        if self._leaving is not None:
+            self._leaving.add(self._leave)
+            return self._receive
+        self._gone = asyncio.create_task(self._watch())
+        return self._after
+
+    def __exit__(self, *exc: object) -> None:
+        if self._leaving is not None:
+            self._leaving.discard(self._leave)
+        if self._gone is not None:
+            self._gone.cancel()
+
+    async def _watch(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self._leave()
+
+    async def _after(self) -> Message:
+        assert self._gone is not None
+        await asyncio.wait({self._gone})
+        return {"type": "http.disconnect"}
 
 
-def _replayed(body: bytes, gone: "asyncio.Task[None]") -> Receive:
-    """A receive channel that gives the body once and then the client's leave."""
+def _replayed(body: bytes, after: Receive) -> Receive:
+    """A receive channel that gives the body once and then what comes after it."""
     pending = [body]
 
     async def receive() -> Message:
         if pending:
             return {"type": "http.request", "body": pending.pop(), "more_body": False}
-        await asyncio.wait({gone})
-        return {"type": "http.disconnect"}
+        return await after()
 
     return receive

@@ -5,11 +5,12 @@ Bodies have their own time, at the edge.
 """
 
 from asyncio import AbstractEventLoop, TimerHandle, Transport
-from typing import cast
+from collections.abc import Callable
+from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from .edge import WHOLE
+from .edge import LEAVING, WHOLE
 
 _LATE = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 _LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
@@ -67,6 +68,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: Transport) -> None:
         super().connection_made(transport)
         self._corked = _Corked(transport, self.loop)
+        self._leaving = set[Callable[[], None]]()
         self._waiting = self.loop.call_later(self.head_s, self._give_up, _LATE)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -75,6 +77,8 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._last is not None:
             self._last.cancel()
         super().connection_lost(exc)
+        for leave in list(self._leaving):
+            leave()
 
     def data_received(self, data: bytes) -> None:
         if self._in_head:
@@ -93,6 +97,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._in_head = False
         self._stop_waiting()
         super().on_headers_complete()
+        cast("dict[str, Any]", self.scope.setdefault("extensions", {}))[LEAVING] = self._leaving
         self.cycle.transport = cast("Transport", self._corked)
         if self._last is not None:
             self._last.cancel()
