@@ -116,9 +116,10 @@ class EventStream(Response):
         was for long, so that proxies on the way do not take silence for death.
         """
         left = self._sent_at + self._keepalive_s - self._loop.time() if self._begun else 0.0
-        if left <= 0 and (self._sign is None or self._sign.done()):
-            self._sign = asyncio.create_task(self._say(send, KEEPALIVE if self._begun else b""))
+        if left <= 0:
             left = self._keepalive_s
+            if self._sign is None or self._sign.done():  # else the client does not even take the one before
+                self._sign = asyncio.create_task(self._say(send, KEEPALIVE if self._begun else b""))
         self._timer = self._loop.call_later(max(0.01, left), self._silent, send)
 
 
