@@ -7,7 +7,6 @@ import logging
 import random
 import re
 import time
-import traceback
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 from typing import Any
 
@@ -22,6 +21,7 @@ from ..prompt import (
 )
 from .errors import on_the_wire
 from .keys.ticket import Ticket
+from .logs import log_failure
 from .metrics import Metrics
 from .observed import Observing, ended, entered
 from .tracing import Traces
@@ -254,17 +254,6 @@ def _own(error: Exception, request_id: str) -> PromptsluiceError:
 def internal_error(request_id: str) -> PromptsluiceError:
     """What a client learns of a bug: where to look it up, nothing else."""
     return PromptsluiceError(f"internal error; request id {request_id}", code="internal")
-
-
-def log_failure(error: BaseException, *, request_id: str) -> None:
-    """Log an unexpected exception: its kind and its frames, never its message, which may quote a prompt or a key."""
-    frames = "".join(traceback.format_tb(error.__traceback__))
-    causes: list[str] = []
-    at: BaseException | None = error
-    while at is not None and len(causes) < 8:
-        causes.append(f"{type(at).__module__}.{type(at).__qualname__}")
-        at = at.__cause__ or at.__context__
-    log.error("request %s failed: %s\n%s", request_id, " from ".join(causes), frames)
 
 
 def _request_id(scope: Scope) -> str:

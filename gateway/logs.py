@@ -2,9 +2,11 @@
 
 import json
 import logging
+import traceback
 from datetime import UTC, datetime
 from typing import Any, Literal
 
+log = logging.getLogger("promptsluice.gateway")
 Format = Literal["text", "json"]
 
 
@@ -41,3 +43,14 @@ def log_config(form: Format, level: str) -> dict[str, Any]:
         },
         "root": {"handlers": ["stderr"], "level": shown if shown in ("DEBUG", "TRACE") else "WARNING"},
     }
+
+
+def log_failure(error: BaseException, *, request_id: str) -> None:
+    """Log an unexpected exception: its kind and its frames, never its message, which may quote a prompt or a key."""
+    frames = "".join(traceback.format_tb(error.__traceback__))
+    causes: list[str] = []
+    at: BaseException | None = error
+    while at is not None and len(causes) < 8:
+        causes.append(f"{type(at).__module__}.{type(at).__qualname__}")
+        at = at.__cause__ or at.__context__
+    log.error("request %s failed: %s\n%s", request_id, " from ".join(causes), frames)

@@ -12,6 +12,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from ..prompt import Report, Usage
+from .logs import log_failure
 from .tracing import Traces, failed
 
 if TYPE_CHECKING:
@@ -154,7 +155,10 @@ def ended(observed: Observed, *, method: str, route: str, status: int, seconds: 
     """The exchange is over: what waited for that, its line, the name of its span. Status 499 is a client that left."""
     due, observed.due = observed.due or (), None
     for work in due:
-        work()
+        try:
+            work()
+        except Exception as error:  # noqa: BLE001 - one book that fails leaves the others, and the answer is out
+            log_failure(error, request_id=observed.fields["request_id"])
     span = observed.span
     if span is not None:
         span.update_name(f"{method} {route}")

@@ -19,6 +19,7 @@ from promptsluice.gateway.app import create_app
 from promptsluice.gateway.backends.echo import EchoBackend
 from promptsluice.gateway.backends.openai import UpstreamBackend
 from promptsluice.gateway.logs import JsonLines, log_config
+from promptsluice.gateway.observed import Observing, afterwards, ended
 from promptsluice.gateway.observed import log as requests_log
 from promptsluice.gateway.tracing import Traces, traced, wanted
 from promptsluice.policies import PolicySet
@@ -168,6 +169,19 @@ async def test_a_request_has_one_line_with_what_it_cost(lines: Callable[[], list
     assert (unknown["status"], unknown["error"]) == (404, "model_not_found")
     assert (nowhere["status"], nowhere["error"], nowhere["route"]) == (404, "route_not_found", "other")
     assert not any(word in json.dumps([whole, unknown, nowhere]) for word in (SECRET, "sk-client", "nobody's"))
+
+
+async def test_a_book_that_fails_leaves_the_others(
+    lines: Callable[[], list[dict[str, Any]]], caplog: pytest.LogCaptureFixture
+) -> None:
+    entries: list[str] = []
+    with Observing("req_books", method="GET", headers={}, traces=None) as observed:
+        afterwards(lambda: entries.append("first"))
+        afterwards(lambda: entries.remove(SECRET))
+        afterwards(lambda: entries.append("last"))
+        ended(observed, method="GET", route="/x", status=200, seconds=0.1)
+    assert entries == ["first", "last"] and [line["route"] for line in lines()] == ["/x"]
+    assert "request req_books failed: builtins.ValueError" in caplog.text and SECRET not in caplog.text
 
 
 def test_a_line_is_json_whatever_is_in_it() -> None:
