@@ -64,7 +64,7 @@ async def answer(sluice: Sluice, raw: bytes, caller: Caller) -> Answer | Stream:
     with recorded(sluice, caller) as record:
         prompt = await parse(sluice, raw)
         resolution = match(sluice, prompt, caller)
-        await reserve_for(caller, prompt)
+        await reserve_for(caller, prompt, resolution)
         await available(sluice, resolution.backend)
         prepared = await prepare(
             sluice,
@@ -132,10 +132,17 @@ def match(sluice: Sluice, prompt: Prompt, caller: Caller) -> Resolution:
     return resolution
 
 
-async def reserve_for(caller: Caller, prompt: Prompt) -> None:
-    """Take what a chat may cost from the caller's limits; TokensLimited where there is no room for it."""
-    output = longest_answers(prompt.body)
-    await reserve(caller.ticket, prompt=lambda: estimated_prompt(prompt), output=output)
+async def reserve_for(caller: Caller, prompt: Prompt, resolution: Resolution) -> None:
+    """Take what a chat may cost from the caller's limits, with what its policy may add to it; TokensLimited where there
+    is no room for it.
+    """
+    retrieve = resolution.policy.retrieve
+    added = 0 if retrieve is None else retrieve.max_tokens
+    await reserve(
+        caller.ticket,
+        prompt=lambda: estimated_prompt(prompt),
+        output=lambda: longest_answers(prompt.body) + added,
+    )
 
 
 def estimated_prompt(prompt: Prompt) -> int:

@@ -44,7 +44,8 @@ async def _answer(sluice: Sluice, raw: bytes, caller: Caller) -> Answer | Stream
             body["model"], headers=caller.headers, api_key=caller.api_key, prompt_tokens=lambda: tokens
         )
         _require_that_none_is_needed(resolution, caller)
-        await reserve(caller.ticket, prompt=lambda: tokens, output=longest_answers(body))
+        prompts = _number_of(body.get("prompt"))
+        await reserve(caller.ticket, prompt=lambda: tokens, output=lambda: longest_answers(body, prompts=prompts))
         await available(sluice, resolution.backend)
     reason = "a raw prompt has no segments"
     report = Report(policy=_OFF, backend=resolution.backend, reason=reason, tokens_in=tokens, tokens_out=tokens)
@@ -84,3 +85,8 @@ def _estimated(prompt: Any) -> int:
     if isinstance(prompt, str):
         return estimated_tokens(prompt)
     return sum(1 if isinstance(one, int) else _estimated(one) for one in prompt) if isinstance(prompt, list) else 0
+
+
+def _number_of(prompt: Any) -> int:
+    """How many prompts there are: each is answered by itself. Ids are together one."""
+    return sum(not isinstance(one, int) for one in prompt) if isinstance(prompt, list) else 1

@@ -44,7 +44,7 @@ async def create_message(request: Request, sluice: House, caller: Known) -> Resp
     with recorded(sluice, caller) as record:
         asked = await _read(sluice, await request.body())
         resolution = pipeline.match(sluice, asked.prompt, caller)
-        await pipeline.reserve_for(caller, asked.prompt)
+        await pipeline.reserve_for(caller, asked.prompt, resolution)
         await pipeline.available(sluice, resolution.backend)
         prepared = await pipeline.prepare(
             sluice,

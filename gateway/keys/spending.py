@@ -3,27 +3,36 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ...prompt import BadRequest
 from .ticket import Ticket
 
 ASSUMED_OUTPUT = 1024
 """Tokens that are reserved for an answer whose length the request leaves open."""
 _MOST = 1 << 31
+_LENGTHS = ("max_completion_tokens", "max_tokens", "max_output_tokens", "n_predict")
+_CHOICES = ("n", "best_of")
 
 
-async def reserve(ticket: Ticket | None, *, prompt: Callable[[], int], output: int = 0) -> None:
-    """Reserve the tokens of the `prompt`, which is only counted where they are limited, and those of the answers.
+async def reserve(ticket: Ticket | None, *, prompt: Callable[[], int], output: Callable[[], int] = lambda: 0) -> None:
+    """Reserve the tokens of the `prompt` and those that come beside it, the `output`; both are only counted where tokens
+    are limited.
 
-    TokensLimited where there is no room.
+    TokensLimited where there is no room; BadRequest where the request says in no whole number how many there may be.
     """
     if ticket is not None and ticket.counts_tokens:
-        await ticket.reserve(prompt=prompt(), output=output)
+        await ticket.reserve(prompt=prompt(), output=output())
 
 
-def longest_answers(body: Mapping[str, Any]) -> int:
-    """Output tokens that a request may use; fields that are no such numbers are the backend's to refuse."""
-    given = (_number(body.get(name)) for name in ("max_completion_tokens", "max_tokens", "max_output_tokens"))
-    longest = next((one for one in given if one is not None), ASSUMED_OUTPUT)
-    return min(_MOST, longest * (_number(body.get("n")) or 1))
+def longest_answers(body: Mapping[str, Any], *, prompts: int = 1) -> int:
+    """Output tokens that a request may use, for so many prompts. Which of several lengths holds, and how many choices
+    are made, is the backend's to say: the largest counts.
+
+    BadRequest for what is no whole number: some servers would read one out of it. One below 1 leaves the length open.
+    """
+    lengths = [_whole(body, name) for name in _LENGTHS if body.get(name) is not None]
+    longest = max((one if one > 0 else ASSUMED_OUTPUT for one in lengths), default=ASSUMED_OUTPUT)
+    choices = max(_whole(body, name) for name in _CHOICES)
+    return min(_MOST, longest * max(1, choices) * max(1, prompts))
 
 
 class Written:
@@ -42,5 +51,11 @@ class Written:
         return max(self._frames, (self._bytes + 3) // 4)
 
 
-def _number(value: Any) -> int | None:
-    return min(value, _MOST) if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+def _whole(body: Mapping[str, Any], name: str) -> int:
+    """A field's number; 0 where it is absent or null."""
+    value = body.get(name)
+    if value is None:
+        return 0
+    if isinstance(value, bool) or not (isinstance(value, int) or (isinstance(value, float) and value.is_integer())):
+        raise BadRequest(f"{name} must be a whole number, such as 128, where tokens are limited", param=name)
+    return min(int(value), _MOST)

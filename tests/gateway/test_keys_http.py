@@ -244,6 +244,37 @@ async def test_tokens_are_reserved_and_settled_by_what_was_used(house: House) ->
     assert house.backend.calls == 2
 
 
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        (CHAT, {"max_tokens": 500}),
+        (CHAT, {"max_completion_tokens": 1, "max_tokens": 500}),
+        (CHAT, {"max_tokens": 5, "n": 1e2}),
+        ("/v1/completions", {"max_tokens": 5, "prompt": ["a"] * 100}),
+        ("/v1/completions", {"max_tokens": 5, "prompt": "a", "n": 1, "best_of": 100}),
+        ("/v1/completions", {"max_tokens": 250, "prompt": [[1, 2], [3]]}),
+    ],
+)
+async def test_no_request_makes_its_reservation_small(house: House, path: str, fields: dict[str, Any]) -> None:
+    answer = await house.post("daily", path, **fields)
+    assert 1400 <= int(answer.headers["x-ratelimit-remaining-tokens"]) <= 1500, answer.text
+
+
+async def test_numbers_that_only_some_servers_read_are_refused_where_they_count(house: House) -> None:
+    for name in ("max_tokens", "n"):
+        refused = await house.post("daily", **{name: "128"})
+        assert refused.status_code == 400 and error_of(refused)["param"] == name
+        assert "whole number" in error_of(refused)["message"] and house.backend.calls == 0
+
+
+async def test_what_a_policy_may_add_is_reserved_too(tmp_path: Path) -> None:
+    text = FILE.replace("default_policy: off", "default_policy: asks")
+    text = text.replace("{collection: docs}", "{collection: docs, max_tokens: 700}")
+    async with opened(text, tmp_path) as house:
+        answer = await house.post("daily", max_tokens=100)
+        assert answer.status_code == 200 and 1100 <= int(answer.headers["x-ratelimit-remaining-tokens"]) <= 1200
+
+
 async def test_what_is_refused_or_fails_costs_no_tokens(house: House) -> None:
     before = await house.post("daily", max_tokens=1)
     for fields in ({"temperature": "hot"}, {"max_tokens": "many"}, {"model": "nosuch"}):
