@@ -6,7 +6,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 
 from ..policies import Resolution
-from ..prompt import PromptsluiceError, Report, Usage
+from ..prompt import PromptsluiceError, Report, UpstreamTimeout, Usage
 from .backends.base import Answer, Frame, Stream
 from .caller import Caller
 from .house import Sluice
@@ -103,8 +103,10 @@ async def _accounted(
         raise
     finally:
         ended(sluice, prepared, outcome=outcome, usage=usage, error=broken)
-        # Who leaves pays for the prompt, which was read for him, and for what was written until then.
-        if ticket is not None and (usage is not None or written.tokens or outcome != "failed"):
+        # Who leaves pays for the prompt, which was read for him, and for what was written until then; so does who asks
+        # for more than can come in time.
+        read = outcome != "failed" or isinstance(broken, UpstreamTimeout)
+        if ticket is not None and (usage is not None or written.tokens or read):
             ticket.settle(usage, estimate=prepared.report.tokens_out + written.tokens)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..compressors.context import Generated
 from ..policies import Policy
-from ..prompt import Prompt, PromptsluiceError, Report, UpstreamError, Usage
+from ..prompt import Prompt, PromptsluiceError, Report, UpstreamError, UpstreamTimeout, Usage
 from .backends.base import Answer, Backend, Call, estimated_tokens
 from .keys.ticket import Spent, Ticket
 
@@ -76,15 +76,16 @@ class Generating:
         return nullcontext(Spent()) if self._ticket is None else self._ticket.aside(prompt=prompt, output=output)
 
     async def _reply(self, backend: Backend, call: Call, prompt: int, spent: Spent) -> Answer:
-        """The whole answer. Enters what it cost: of an error nothing, of one that nobody waits for the prompt."""
-        spent.tokens = prompt
+        """The whole answer. Enters what it cost: of an error nothing, of one that does not come in time the prompt,
+        once the backend was given it.
+        """
         try:
             reply = await backend.complete(call)
             assert isinstance(reply, Answer), "no stream was asked for"
             if reply.status >= 400:
                 raise UpstreamError(f"backend {backend.name} answered with status {reply.status}")
-        except PromptsluiceError:
-            spent.tokens = 0
+        except (UpstreamTimeout, asyncio.CancelledError):
+            spent.tokens = prompt if call.reading.begun else 0
             raise
         billed = reply.usage
         written = prompt + len(reply.body) // 4

@@ -302,6 +302,13 @@ async def replied(
 
     `prompt_tokens`: about how many there are, where the report does not say.
     """
+    reading = call.reading
+
+    def pay() -> None:
+        """Whoever was given the prompt reads it, though nobody waits for the answer any more."""
+        if ticket is not None and reading.begun:
+            ticket.settle(None, estimate=prepared.report.tokens_out if prompt_tokens is None else prompt_tokens)
+
     try:
         if traced := _dispatched(sluice, prepared, call):
             call = replace(call, headers={**call.headers, **traced})
@@ -310,16 +317,18 @@ async def replied(
     except TimeoutError as error:
         late = UpstreamTimeout("the request took longer than the server allows")
         ended(sluice, prepared, outcome="failed", error=late)
+        pay()
         raise late from error
     except PromptsluiceError as error:
+        if isinstance(error, UpstreamTimeout):
+            pay()
         entered(error=error.code or error.type)
         ended(sluice, prepared, outcome=outcome_of(error.status), error=error)
         error.headers.update(prepared.report.headers())
         raise
     except asyncio.CancelledError:
         ended(sluice, prepared, outcome="cancelled")
-        if ticket is not None:  # the prompt is being read, whether he waits for the answer or not
-            ticket.settle(None, estimate=prepared.report.tokens_out if prompt_tokens is None else prompt_tokens)
+        pay()
         raise
     except Exception:
         ended(sluice, prepared, outcome="failed")

@@ -102,7 +102,9 @@ async def _passed_on(sluice: Sluice, model: str, raw: bytes, caller: Caller) -> 
     def ask(backend: Backend, call: Asked) -> Awaitable[Answer]:
         named = json.dumps(call.model)
         body = raw if call.model == model else splice(raw.decode(), replace={("model",): named}).encode()
-        return backend.relay("/embeddings", body, headers=call.headers, request_id=call.request_id)
+        return backend.relay(
+            "/embeddings", body, headers=call.headers, request_id=call.request_id, reading=call.reading
+        )
 
     call = Asked(**asked(begun, {}, caller))
     size = len(raw) // 4

@@ -20,10 +20,20 @@ ATTEMPTS_HEADER = "x-promptsluice-attempts"
 _COUNTED = 1 << 18
 
 
+@dataclass(slots=True)
+class Reading:
+    """Whether a backend was given the prompt: from then on it is read, and paid for, whoever waits for the answer."""
+
+    begun: bool = False
+
+    def begin(self) -> None:
+        self.begun = True
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What all requests for a completion have. `report` is the only thing in it that a backend changes (tokens reused,
-    recomputed, cached).
+    """What all requests for a completion have. A backend changes two things in it: `report` (tokens reused, recomputed,
+    cached), and `reading`, which it begins when the prompt goes out to a server or into the engine.
 
     `model` is the name that the client asked for, without a policy suffix. `tenant` separates caches. `headers` are
     those of the client's headers that may go upstream. `unread`: nobody on the way back reads a stream's frames, and
@@ -38,6 +48,7 @@ class Asked:
     tenant: str = ""
     headers: Mapping[str, str] = field(default_factory=dict)
     unread: bool = False
+    reading: Reading = field(default_factory=Reading)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,10 +204,18 @@ class Backend(ABC):
         """The text of ids, special tokens included. BadRequest as above, and for an id that the model lacks."""
         raise BadRequest(f"no tokenizer is known for the models of backend {self.name!r}", param="model")
 
-    async def relay(self, path: str, body: bytes, *, headers: Mapping[str, str], request_id: str) -> Answer:
+    async def relay(
+        self,
+        path: str,
+        body: bytes,
+        *,
+        headers: Mapping[str, str],
+        request_id: str,
+        reading: Reading | None = None,
+    ) -> Answer:
         """Pass a request that is no chat on, unread, to `path` (as "/embeddings") below the upstream's base URL.
 
-        Its error bodies come back as answers. BadRequest where there is no upstream.
+        Its error bodies come back as answers. `reading` begins when it goes out. BadRequest where there is no upstream.
         """
         raise BadRequest(f"the models of backend {self.name!r} do not serve {path}", param="model")
 

@@ -232,6 +232,7 @@ class EmbeddedBackend(Backend):
     ) -> Answer | Stream:
         """Run a call's requests; `told`: with their tokens' log-probabilities."""
         count = len(ready.requests)
+        call.reading.begin()
         pieces = merged([deltas(room.service, ready, index, call.report) for index in range(count)])
         describe = described(room.tokenizer.token_bytes) if told else None
         if not call.stream:

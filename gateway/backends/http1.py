@@ -9,7 +9,7 @@ import socket
 import ssl
 import time
 from asyncio.staggered import staggered_race
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 from typing import NamedTuple, cast
 
@@ -57,7 +57,16 @@ class SocketSender(Sender):
         self._sweep: asyncio.TimerHandle | None = None
         self._closed = False
 
-    async def send(self, method: str, url: str, *, headers: Mapping[str, str], body: bytes, times: Times) -> Reply:
+    async def send(
+        self,
+        method: str,
+        url: str,
+        *,
+        headers: Mapping[str, str],
+        body: bytes,
+        times: Times,
+        begun: Callable[[], None] = lambda: None,
+    ) -> Reply:
         target = _target(url)
         head = _head(method, target, headers, len(body))
         await self._place(times.get("pool"))
@@ -65,6 +74,7 @@ class SocketSender(Sender):
         try:
             kept = self._kept(target)
             if kept is not None:
+                begun()
                 try:
                     return await self._asked(kept, target, head, body, times, asked_at)
                 except (httpx.RemoteProtocolError, httpx.ReadError):
@@ -73,6 +83,7 @@ class SocketSender(Sender):
                     if method != "GET" or kept.heard:
                         raise
             opened = await self._opened(target, times.get("connect"))
+            begun()
             return await self._asked(opened, target, head, body, times, asked_at)
         except BaseException:
             self._places.release()

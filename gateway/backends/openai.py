@@ -30,6 +30,7 @@ from .base import (
     Frame,
     MessagesCall,
     ModelCard,
+    Reading,
     Stream,
     TextCall,
     estimated_tokens,
@@ -153,7 +154,7 @@ class UpstreamBackend(Backend):
     ) -> Answer | Stream:
         """`headers` take the place of the usual authorization."""
         sent = self._headers(call.headers, request_id=call.request_id, stream=call.stream, others=headers)
-        response, attempts = await self._send(path, body, sent, key=key)
+        response, attempts = await self._send(path, body, sent, key=key, reading=call.reading)
         headers = {**passed_headers(response.headers), ATTEMPTS_HEADER: str(attempts)}
         if call.stream and response.status == 200:
             if response.headers.get("content-type", "").startswith("text/event-stream"):
@@ -165,12 +166,23 @@ class UpstreamBackend(Backend):
         _note(call, answer.usage)
         return answer
 
-    async def relay(self, path: str, body: bytes, *, headers: Mapping[str, str], request_id: str) -> Answer:
-        response, attempts = await self._send(path, body, self._headers(headers, request_id=request_id))
+    async def relay(
+        self,
+        path: str,
+        body: bytes,
+        *,
+        headers: Mapping[str, str],
+        request_id: str,
+        reading: Reading | None = None,
+    ) -> Answer:
+        sent = self._headers(headers, request_id=request_id)
+        response, attempts = await self._send(path, body, sent, reading=reading or Reading())
         passed = {**passed_headers(response.headers), ATTEMPTS_HEADER: str(attempts)}
         return await self._whole(response, passed, ChatForm(backend=self.name, secret=self._secret))
 
-    async def _send(self, path: str, body: bytes, headers: Mapping[str, str], *, key: bytes = b"") -> tuple[Reply, int]:
+    async def _send(
+        self, path: str, body: bytes, headers: Mapping[str, str], *, reading: Reading, key: bytes = b""
+    ) -> tuple[Reply, int]:
         """Send until a response has begun; a few more times, to another server if there is one, else after a pause."""
         attempt, tried = 0, list[Server]()
         while True:
@@ -178,7 +190,7 @@ class UpstreamBackend(Backend):
             server = self._servers.next(key=key, tried=tried)
             tried.append(server)
             try:
-                response = await self._attempt(server, path, body, headers)
+                response = await self._attempt(server, path, body, headers, reading)
             except PromptsluiceError as error:
                 error.headers[ATTEMPTS_HEADER] = str(attempt)
                 if isinstance(error, UpstreamTimeout) or not self._again(attempt):
@@ -199,10 +211,12 @@ class UpstreamBackend(Backend):
             return True
         return response.status in (429, *_RETRIED_STATUS) and self._servers.others(tried)
 
-    async def _attempt(self, server: Server, path: str, body: bytes, headers: Mapping[str, str]) -> Reply:
+    async def _attempt(
+        self, server: Server, path: str, body: bytes, headers: Mapping[str, str], reading: Reading
+    ) -> Reply:
         server.asked()
         try:
-            response = await self._sent("POST", f"{server.base_url}{path}", body, headers)
+            response = await self._sent("POST", f"{server.base_url}{path}", body, headers, begun=reading.begin)
         except httpx.HTTPError as error:
             if not isinstance(error, httpx.PoolTimeout):  # which is our own limit
                 server.failed()
@@ -223,11 +237,12 @@ class UpstreamBackend(Backend):
         headers: Mapping[str, str],
         *,
         times: Times | None = None,
+        begun: Callable[[], None] = lambda: None,
     ) -> Reply:
         """The response once it has begun. `times` are timeouts by phase, in seconds, by default the file's."""
         assert self._sender is not None, f"backend {self.name!r} was not started"
         sent = {**_SENT, **headers}
-        return await self._sender.send(method, url, headers=sent, body=body, times=times or self._times)
+        return await self._sender.send(method, url, headers=sent, body=body, times=times or self._times, begun=begun)
 
     def _headers(
         self,

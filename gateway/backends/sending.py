@@ -2,7 +2,7 @@
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any, cast
 from urllib.request import getproxies
 
@@ -42,8 +42,19 @@ class Sender(ABC):
     """Sends requests. One that is cancelled leaves nothing behind."""
 
     @abstractmethod
-    async def send(self, method: str, url: str, *, headers: Mapping[str, str], body: bytes, times: Times) -> Reply:
-        """The answer once it has begun. Raises httpx's errors."""
+    async def send(
+        self,
+        method: str,
+        url: str,
+        *,
+        headers: Mapping[str, str],
+        body: bytes,
+        times: Times,
+        begun: Callable[[], None] = lambda: None,
+    ) -> Reply:
+        """The answer once it has begun. `begun` is called when the request goes out, as far as that is known. Raises
+        httpx's errors.
+        """
 
     @abstractmethod
     async def aclose(self) -> None:
@@ -65,7 +76,17 @@ class HttpxSender(Sender):
     def __init__(self, transport: httpx.AsyncBaseTransport) -> None:
         self._transport = transport
 
-    async def send(self, method: str, url: str, *, headers: Mapping[str, str], body: bytes, times: Times) -> Reply:
+    async def send(
+        self,
+        method: str,
+        url: str,
+        *,
+        headers: Mapping[str, str],
+        body: bytes,
+        times: Times,
+        begun: Callable[[], None] = lambda: None,
+    ) -> Reply:
+        begun()  # its connection may still be waited for
         request = httpx.Request(method, url, content=body, headers=dict(headers), extensions={"timeout": times})
         return _HttpxReply(await self._transport.handle_async_request(request))
 

@@ -14,8 +14,8 @@ _CHOICES = ("n", "best_of")
 
 
 async def reserve(ticket: Ticket | None, *, prompt: Callable[[], int], output: Callable[[], int] = lambda: 0) -> None:
-    """Reserve the tokens of the `prompt` and those that come beside it, the `output`; both are only counted where tokens
-    are limited.
+    """Reserve the tokens of the `prompt` and of what comes beside it, the `output`; both are only counted where there
+    are limits of tokens.
 
     TokensLimited where there is no room; BadRequest where the request says in no whole number how many there may be.
     """

@@ -116,6 +116,58 @@ async def test_who_leaves_before_an_answer_begins_pays_the_prompt(house: House, 
     assert PROMPT - 1 <= house.charged <= PROMPT + 30, "an estimate, for embeddings of the whole body"
 
 
+class Late(httpx.AsyncByteStream):
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        yield chunk({"role": "assistant", "content": ""})
+        raise httpx.ReadTimeout("late")
+
+
+@pytest.mark.parametrize("path", [CHAT, MESSAGES, TEXT, RESPONSES, EMBEDDINGS])
+@pytest.mark.parametrize("late", ["head", "stream", "server"])
+async def test_what_does_not_come_in_time_costs_the_prompt(house: House, path: str, late: str) -> None:
+    async def answer(request: httpx.Request) -> httpx.Response:
+        if late == "head":
+            raise httpx.ReadTimeout("late")
+        if late == "stream":
+            return httpx.Response(200, headers={"content-type": "text/event-stream"}, stream=Late(), request=request)
+        raise TimeoutError  # as the limit of the whole request has it
+
+    house.upstream.handle_async_request = answer
+    await house.ask(path, stream=late == "stream" and path != EMBEDDINGS).done
+    assert PROMPT - 1 <= house.charged <= PROMPT + 30
+
+
+async def test_a_server_that_was_not_reached_costs_nothing(house: House) -> None:
+    async def answer(request: httpx.Request) -> httpx.Response:
+        raise httpx.ConnectTimeout("late")
+
+    house.upstream.handle_async_request = answer
+    asked = house.ask()
+    await asked.done
+    assert asked.status == 502 and house.charged == 0
+
+
+class Waiting(EchoBackend):
+    """Has no free place."""
+
+    def __init__(self) -> None:
+        super().__init__("far", models=["far"])
+        self.asked = asyncio.Event()
+
+    async def complete(self, call: Call) -> Answer | Stream:
+        self.asked.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+
+async def test_who_leaves_before_the_prompt_goes_out_pays_nothing(house: House) -> None:
+    backend = house.app.state.sluice.backends["far"] = Waiting()
+    asked = house.ask()
+    await house.until(backend.asked, asked)
+    await asked.leave()
+    assert not asked.sent and house.charged == 0
+
+
 @pytest.mark.parametrize("path", [CHAT, MESSAGES, RESPONSES])
 async def test_who_leaves_before_the_first_token_pays_the_prompt(house: House, path: str) -> None:
     house.upstream.head.set()
