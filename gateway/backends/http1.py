@@ -5,6 +5,7 @@ every request. Cookies are never kept, redirects never followed. Errors are http
 """
 
 import asyncio
+import select
 import socket
 import ssl
 import time
@@ -16,10 +17,11 @@ from typing import NamedTuple, cast
 import httptools
 import httpx
 
-from .sending import Reply, Sender, Times
+from .sending import IDLE_S, Reply, Sender, Times
 from .unpacking import unpacker
 
-_HEAD_LIMIT = 64 << 10  # bytes of an answer's head
+_HEAD_LIMIT = 64 << 10  # bytes of an answer's head, and of what comes between two pieces of its body, or behind them
+_FIELDS = 256  # of an answer's head
 _HELD = 256 << 10  # bytes of a body that nobody has read yet; beyond it the server has to wait
 _NEXT_S = 0.25  # seconds that an address has to answer before the next one is tried, too
 _PIECE = 64 << 10  # bytes of a request that are handed to the socket at a time
@@ -40,16 +42,20 @@ def _target(url: str) -> _Target:
     read = httpx.URL(url)
     tls = read.scheme == "https"
     named = read.netloc.decode("ascii")
-    return _Target(read.host, read.port or (443 if tls else 80), tls, read.raw_path.decode("ascii"), named)
+    return _Target(
+        read.raw_host.decode("ascii"), read.port or (443 if tls else 80), tls, read.raw_path.decode("ascii"), named
+    )
 
 
 class SocketSender(Sender):
-    """At most `max_connections` requests at a time; a connection that served nobody for `keepalive_s` is closed.
+    """At most `max_connections` requests at a time, and as many connections that wait for the next one, to all servers
+    together; one that served nobody for `keepalive_s` is closed.
 
     A request that is cancelled cuts its connection, in whatever state it is.
     """
 
-    def __init__(self, *, max_connections: int, keepalive_s: float = 30.0) -> None:
+    def __init__(self, *, max_connections: int, keepalive_s: float = IDLE_S) -> None:
+        self._most = max_connections
         self._places = asyncio.Semaphore(max_connections)
         self._keepalive_s = keepalive_s
         self._tls: ssl.SSLContext | None = None
@@ -115,11 +121,17 @@ class SocketSender(Sender):
         if self._closed or not connection.reusable:
             connection.cut()
             return
-        loop = asyncio.get_running_loop()
-        connection.idle_since = loop.time()
+        if sum(map(len, self._idle.values())) >= self._most:
+            self._cut_oldest()
         self._idle.setdefault(target[:3], []).append(connection)
         if self._sweep is None:
-            self._sweep = loop.call_later(self._keepalive_s, self._sweep_out)
+            self._sweep = asyncio.get_running_loop().call_later(self._keepalive_s, self._sweep_out)
+
+    def _cut_oldest(self) -> None:
+        key = min(self._idle, key=lambda one: self._idle[one][0].idle_since)
+        self._idle[key].pop(0).cut()
+        if not self._idle[key]:
+            del self._idle[key]
 
     async def _place(self, timeout_s: float | None) -> None:
         if not self._places.locked():
@@ -133,13 +145,17 @@ class SocketSender(Sender):
 
     def _kept(self, target: _Target) -> "_Connection | None":
         """The one that was used last: the others grow old and are closed."""
-        kept = self._idle.get(target[:3])
-        while kept:
+        kept = self._idle.get(target[:3], [])
+        found = None
+        while kept and found is None:
             connection = kept.pop()
-            if connection.reusable and connection.idle_s < self._keepalive_s:
-                return connection
-            connection.cut()
-        return None
+            if connection.reusable and connection.idle_s < self._keepalive_s and connection.silent:
+                found = connection
+            else:
+                connection.cut()
+        if not kept:
+            self._idle.pop(target[:3], None)
+        return found
 
     async def _opened(self, target: _Target, timeout_s: float | None) -> "_Connection":
         try:
@@ -147,7 +163,7 @@ class SocketSender(Sender):
                 return await self._connected(target)
         except TimeoutError as error:
             raise httpx.ConnectTimeout("not connected in time") from error
-        except OSError as error:  # of TLS, too
+        except (OSError, UnicodeError) as error:  # of TLS, too; of a name that is none
             raise httpx.ConnectError("not connected") from error
 
     async def _connected(self, target: _Target) -> "_Connection":
@@ -171,6 +187,7 @@ class SocketSender(Sender):
     def _context(self) -> ssl.SSLContext:
         if self._tls is None:
             self._tls = httpx.create_ssl_context()
+            self._tls.set_alpn_protocols(["http/1.1"])
         return self._tls
 
     def _sweep_out(self) -> None:
@@ -199,14 +216,19 @@ class _SocketReply(Reply):
         return self._connection.over
 
     async def read(self) -> bytes:
-        piece = await self._connection.read()
+        if self._closed:
+            raise httpx.StreamClosed
         if self._unpack is None:
-            return piece
-        while piece:
-            if unpacked := self._unpack(piece):
-                return unpacked
+            return await self._connection.read()
+        if self._unpack.more:
+            await asyncio.sleep(0)  # a bomb takes its turns like others
+        while not (unpacked := self._unpack.take()):
             piece = await self._connection.read()
-        return b""
+            if not piece:
+                self._unpack.end()
+                break
+            self._unpack.feed(piece)
+        return unpacked
 
     async def aclose(self) -> None:
         if not self._closed:
@@ -224,19 +246,16 @@ class _Connection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport
         self._parser = httptools.HttpResponseParser(self)
-        # What some servers send and most clients take; harmless in answers, of which each has its own connection.
-        self._parser.set_dangerous_leniencies(
-            lenient_headers=True,
-            lenient_optional_cr_before_lf=True,
-            lenient_spaces_after_chunk_size=True,
-            lenient_data_after_close=True,
-        )
+        # Servers written by hand end lines by LF alone, which RFC 9112 lets clients take (2.2), and some pad sizes of
+        # chunks by spaces. Neither changes where an answer ends.
+        self._parser.set_dangerous_leniencies(lenient_optional_cr_before_lf=True, lenient_spaces_after_chunk_size=True)
         self._waiter: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._error: Exception | None = None
         self._pieces: list[bytes] = []
-        self._held = self._seen = self._fields = 0
+        self._held = self._seen = self._fields = self._told = 0
         self._asked = self._begun = self._keep = self._paused = self._full = self._lost = False
+        self._large = False
         self._read_s: float | None = None
         self._heard_at = 0.0
         self.idle_since = 0.0
@@ -247,7 +266,16 @@ class _Connection(asyncio.Protocol):
     @property
     def reusable(self) -> bool:
         """Whether the last answer is read and the server goes on listening."""
-        return self.over and self._keep and not self._lost and self._error is None and not self._pieces
+        if self._lost or self._transport.is_closing():
+            return False
+        return self.over and self._keep and self._error is None and not self._pieces
+
+    @property
+    def silent(self) -> bool:
+        """Whether nothing has come that the loop has not seen yet: words that nobody asked for, or the end."""
+        waiting = select.poll()
+        waiting.register(self._transport.get_extra_info("socket"), select.POLLIN)  # or POLLHUP, POLLERR
+        return not waiting.poll(0)
 
     @property
     def heard(self) -> bool:
@@ -261,8 +289,12 @@ class _Connection(asyncio.Protocol):
     async def ask(self, head: bytes, body: bytes, times: Times) -> None:
         """Send a request and wait until its answer begins. Raises httpx's errors."""
         self.over = self._begun = False
-        self._asked, self._seen, self._fields, self._read_s = True, 0, 0, times.get("read")
-        if len(body) < _PIECE:
+        self._asked, self._read_s = True, times.get("read")
+        self._seen = self._fields = self._told = 0
+        self._large = len(body) >= _PIECE
+        if self._lost or self._transport.is_closing():
+            raise httpx.ReadError("the connection broke before the request")
+        if not self._large:
             self._transport.write(head + body)
         else:
             self._transport.write(head)
@@ -361,8 +393,7 @@ class _Connection(asyncio.Protocol):
             self.cut()
             return
         self._heard_at = self._loop.time()
-        if not self._begun:
-            self._seen += len(data)
+        self._seen += len(data)
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
@@ -370,8 +401,9 @@ class _Connection(asyncio.Protocol):
             failed.__cause__ = error
             self._fail(failed)
             return
-        if not self._begun and self._seen > _HEAD_LIMIT:
-            self._fail(httpx.RemoteProtocolError("the head of an answer is too long"))
+        if self._seen > _HEAD_LIMIT and not self.over:
+            where = "trailers or a chunk's head" if self._begun else "the head"
+            self._fail(httpx.RemoteProtocolError(f"{where} of an answer: too long"))
             return
         if self._held > _HELD and not self._full and not self.over:
             self._full = True
@@ -407,8 +439,11 @@ class _Connection(asyncio.Protocol):
         self.headers = {}
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._fields += len(name) + len(value)
-        if self._fields > _HEAD_LIMIT:
+        if self._begun:  # trailers, which nobody here needs: what was told of the answer holds
+            return
+        self._fields += 1
+        self._told += len(name) + len(value)
+        if self._told > _HEAD_LIMIT or self._fields > _FIELDS:
             raise ValueError("the head of an answer is too long")
         key, told = name.decode("latin-1").lower(), value.decode("latin-1")
         known = self.headers.get(key)
@@ -417,7 +452,7 @@ class _Connection(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         self.status = self._parser.get_status_code()
         if self.status >= 200:  # others only say that the answer is still to come
-            self._begun = True
+            self._begun, self._seen = True, 0
             self._keep = self._parser.should_keep_alive()
 
     @property
@@ -426,6 +461,9 @@ class _Connection(asyncio.Protocol):
         return "content-length" in self.headers or "chunked" in self.headers.get("transfer-encoding", "").lower()
 
     def on_body(self, data: bytes) -> None:
+        if not self._begun:
+            raise ValueError("a body before the answer")
+        self._seen = 0
         self._pieces.append(data)
         self._held += len(data)
 
@@ -435,6 +473,11 @@ class _Connection(asyncio.Protocol):
 
     def _end(self) -> None:
         self.over, self._asked = True, False
+        self.idle_since = self._loop.time()
+        # What is left of a request would be sent before the next one; who refuses a large one may have left some of it
+        # unread, and read it as the next one.
+        if self._transport.get_write_buffer_size() or (self._large and self.status >= 400):
+            self._keep = False
         self._unwatch()
 
 
@@ -445,4 +488,7 @@ def _head(method: str, target: _Target, headers: Mapping[str, str], length: int)
             raise httpx.LocalProtocolError(f"the value of the header {name} has a control character")
         lines.append(f"{name}: {value}")
     lines.append(f"content-length: {length}\r\n\r\n" if length or method != "GET" else "\r\n")
-    return "\r\n".join(lines).encode("latin-1")
+    try:
+        return "\r\n".join(lines).encode("latin-1")
+    except UnicodeEncodeError:  # which would show what it is about: a key, maybe
+        raise httpx.LocalProtocolError("the value of a header is not Latin-1") from None

@@ -8,6 +8,9 @@ from urllib.request import getproxies
 
 import httpx
 
+IDLE_S = 4.0
+"""Seconds that a connection waits for its next request: servers on uvicorn, such as vLLM, close theirs after five, and
+a request that meets that moment is lost."""
 Times = Mapping[str, float | None]
 """Seconds by phase: connect, read, write, pool. What is missing or None has no end."""
 
@@ -86,8 +89,12 @@ class HttpxSender(Sender):
         times: Times,
         begun: Callable[[], None] = lambda: None,
     ) -> Reply:
+        try:
+            coded = [(name.encode("ascii"), value.encode("latin-1")) for name, value in headers.items()]
+        except UnicodeEncodeError:  # which would show what it is about: a key, maybe
+            raise httpx.LocalProtocolError("the value of a header is not Latin-1") from None
         begun()  # its connection may still be waited for
-        request = httpx.Request(method, url, content=body, headers=dict(headers), extensions={"timeout": times})
+        request = httpx.Request(method, url, content=body, headers=coded, extensions={"timeout": times})
         return _HttpxReply(await self._transport.handle_async_request(request))
 
     async def aclose(self) -> None:
@@ -120,7 +127,7 @@ class ProxiedTransport(httpx.AsyncBaseTransport):
 
     def __init__(self, *, max_connections: int, transport: httpx.AsyncBaseTransport | None = None) -> None:
         limits = httpx.Limits(
-            max_connections=max_connections, max_keepalive_connections=max_connections, keepalive_expiry=30.0
+            max_connections=max_connections, max_keepalive_connections=max_connections, keepalive_expiry=IDLE_S
         )
         self._client = httpx.AsyncClient(limits=limits, follow_redirects=False, transport=transport)
         self._ending: set[asyncio.Task[None]] = set()

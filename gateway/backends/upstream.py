@@ -42,9 +42,9 @@ class Secret:
 
 def passed_headers(headers: Mapping[str, str]) -> dict[str, str]:
     """The few response headers that clients act on; hop-by-hop, length and cookie headers stay behind, and what is not
-    ASCII, which not every value that was read could be written as.
+    printable ASCII, which not every value that was read could be written as.
     """
-    plain = {name.lower(): value for name, value in headers.items() if value.isascii()}
+    plain = {name.lower(): value for name, value in headers.items() if value.isascii() and value.isprintable()}
     kept = {name: value for name, value in plain.items() if name in _PASSED or name.startswith(_LIMITS)}
     if "x-request-id" in plain:
         kept["x-promptsluice-upstream-request-id"] = plain["x-request-id"]

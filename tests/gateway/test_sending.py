@@ -1,18 +1,22 @@
 """How requests get to upstreams: cancelled at any moment, cut off, late, and past what a pool allows."""
 
 import asyncio
+import os
 import socket
 import time
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 import httpx
 import pytest
 from promptsluice.gateway.backends.http1 import SocketSender
 from promptsluice.gateway.backends.sending import HttpxSender, ProxiedTransport, Reply, Sender, sender_to_upstreams
+from promptsluice.gateway.backends.unpacking import unpacker
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
+CHUNKS = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nok\r\n"
 BOTH = pytest.mark.parametrize(
     "made",
     [lambda: SocketSender(max_connections=4), lambda: HttpxSender(ProxiedTransport(max_connections=4))],
@@ -64,8 +68,10 @@ Answering = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[Non
 
 
 @asynccontextmanager
-async def served_by(answering: Answering) -> AsyncIterator[str]:
-    """A server that leaves each connection to a function; its URL. Ends when all connections have."""
+async def served_by(answering: Answering, *, narrow: bool = False) -> AsyncIterator[str]:
+    """A server that leaves each connection to a function; its URL. Ends when all connections have. `narrow`: a few KiB
+    that it does not read are all that fits into its socket.
+    """
     ended = list[asyncio.Task[None]]()
 
     async def answered(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -80,6 +86,8 @@ async def served_by(answering: Answering) -> AsyncIterator[str]:
             writer.transport.abort()
 
     server = await asyncio.start_server(answered, "127.0.0.1", 0)
+    if narrow:
+        server.sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
     async with server:
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
     await asyncio.wait_for(asyncio.gather(*ended), 10)
@@ -168,6 +176,9 @@ async def test_a_full_pool_is_told_from_a_server_that_is_late() -> None:
         (b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nok", httpx.RemoteProtocolError),
         (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nok\r\n", httpx.RemoteProtocolError),
         (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nzz\r\nok\r\n", httpx.RemoteProtocolError),
+        (b"HTTP/1.1 103 No\r\ncontent-length: 2\r\n\r\nok" + OK, httpx.RemoteProtocolError),
+        (b"HTTP/1.1 200 OK\r\nx: a\0b\r\ncontent-length: 2\r\n\r\nok", httpx.RemoteProtocolError),
+        (b"HTTP/1.1 200 OK\r\n" + b"x: y\r\n" * 1000 + b"content-length: 2\r\n\r\nok", httpx.RemoteProtocolError),
     ],
 )
 async def test_what_is_no_answer_is_an_error_of_httpx(answer: bytes, error: type[Exception]) -> None:
@@ -273,6 +284,75 @@ async def test_bodies_in_every_framing(made: Callable[[], Sender], fields: bytes
         await reply.aclose()
 
 
+async def test_trailers_change_nothing() -> None:
+    answer = CHUNKS + b"0\r\ncontent-encoding: gzip\r\nx-late: 1\r\n\r\n"
+    async with serving(answer) as url, sending(SocketSender(max_connections=1)) as sender:
+        for _ in range(2):
+            reply = await asked(sender, url, read=5)
+            assert await whole(reply) == b"ok"
+            assert reply.headers == {"transfer-encoding": "chunked"}
+            await reply.aclose()
+
+
+@pytest.mark.parametrize("rest", [b"0\r\nx: " + b"y" * (1 << 20), b"2;x=" + b"y" * (1 << 20)], ids=["trailer", "chunk"])
+async def test_what_has_no_end_is_not_gathered(rest: bytes) -> None:
+    async with serving(CHUNKS + rest, stay=True) as url, sending(SocketSender(max_connections=1)) as sender:
+        reply = await asked(sender, url, read=5)
+        with pytest.raises(httpx.RemoteProtocolError):
+            await whole(reply)
+        await reply.aclose()
+
+
+def unpacked(body: bytes, encoding: str, *, step: int) -> list[bytes]:
+    """What comes of a body that is fed in pieces of `step` bytes."""
+    unpack, pieces = unpacker(encoding), list[bytes]()
+    assert unpack is not None
+    for at in range(0, len(body), step):
+        unpack.feed(body[at : at + step])
+        while piece := unpack.take():
+            pieces.append(piece)
+    unpack.end()
+    return pieces
+
+
+@pytest.mark.parametrize("step", [1, 7, 1 << 20])
+@pytest.mark.parametrize(("wbits", "encoding"), [(31, "gzip"), (15, "deflate"), (-15, "deflate"), (31, "x-gzip")])
+def test_packed_bodies_in_any_pieces(wbits: int, encoding: str, step: int) -> None:
+    body = packed(b"some text, some more text", wbits)
+    assert b"".join(unpacked(body, encoding, step=step)) == b"some text, some more text"
+    assert unpacked(b"", encoding, step=step) == [] == unpacked(packed(b"", wbits), encoding, step=step)
+    with pytest.raises(httpx.DecodingError):
+        unpacked(body[:-1], encoding, step=step)
+    if encoding == "gzip":
+        assert b"".join(unpacked(body * 3, encoding, step=step)) == b"some text, some more text" * 3
+        with pytest.raises(httpx.DecodingError):
+            unpacked(body + b"??", encoding, step=step)
+
+
+@pytest.mark.parametrize("wbits", [31, 15, -15])
+def test_a_bomb_goes_off_a_piece_at_a_time(wbits: int) -> None:
+    for size in (16 << 20, (1 << 20) + 5):
+        pieces = unpacked(packed(b"\0" * size, wbits), "gzip" if wbits == 31 else "deflate", step=1 << 20)
+        assert sum(map(len, pieces)) == size and max(map(len, pieces)) == 1 << 20
+
+
+async def test_a_packed_body_comes_in_bounded_pieces_and_breaks_off_as_an_error() -> None:
+    body = packed(b"\0" * (4 << 20), 31)
+    head = b"HTTP/1.1 200 OK\r\ncontent-encoding: gzip\r\ncontent-length: "
+    for sent in (body, body[:-4]):
+        answer = head + b"%d\r\n\r\n" % len(sent) + sent
+        async with serving(answer) as url, sending(SocketSender(max_connections=1)) as sender:
+            reply = await asked(sender, url, read=5)
+            for _ in range(4):
+                assert len(await reply.read()) == 1 << 20
+            if sent is body:
+                assert await reply.read() == b""
+            else:
+                with pytest.raises(httpx.DecodingError):
+                    await reply.read()
+            await reply.aclose()
+
+
 @pytest.mark.parametrize(
     "answer",
     [
@@ -310,6 +390,113 @@ async def test_what_comes_unasked_answers_no_later_request() -> None:
             await reply.aclose()
             await asyncio.sleep(0.05)
     assert len(seen) == 3
+
+
+@pytest.mark.parametrize("said", [b"HTTP/1.1 408 No\r\ncontent-length: 0\r\n\r\n", b""], ids=["words", "end"])
+async def test_what_lies_in_a_kept_connection_answers_no_later_request(said: bytes) -> None:
+    """The loop has no turn between the server's last words, or its leave, and the next request."""
+    ends = list[socket.socket]()
+
+    async def answered(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        ends.append(writer.get_extra_info("socket"))
+        while await reader.readuntil(b"\r\n\r\nbody"):
+            writer.write(OK)
+
+    async with served_by(answered) as url, sending(SocketSender(max_connections=1)) as sender:
+        for _ in range(3):
+            reply = await asked(sender, url, body=b"body", read=5)
+            assert reply.status == 200 and await whole(reply) == b"ok"
+            await reply.aclose()
+            if said:
+                os.write(ends[-1].fileno(), said)
+            else:
+                ends[-1].shutdown(socket.SHUT_WR)
+    assert len(ends) == 3
+
+
+async def test_a_connection_that_broke_before_the_request_is_an_error_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    create = asyncio.get_running_loop().create_connection
+
+    async def late(*args: Any, **kwargs: Any) -> Any:
+        made = await create(*args, **kwargs)
+        made[0].abort()
+        await asyncio.sleep(0.01)
+        return made
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "create_connection", late)
+    async with serving(OK) as url, sending(SocketSender(max_connections=1)) as sender:
+        with pytest.raises(httpx.ReadError):
+            await asked(sender, url, read=5)
+
+
+@pytest.mark.parametrize(("status", "size"), [(b"413 No", 70_000), (b"200 OK", 60_000)], ids=["in time", "unsent"])
+async def test_no_request_follows_one_that_was_not_taken_whole(
+    monkeypatch: pytest.MonkeyPatch, status: bytes, size: int
+) -> None:
+    """Its server would take it for the rest of the first one. The small one does not fit into the socket's buffers."""
+    loop, opened, over = asyncio.get_running_loop(), 0, asyncio.Event()
+    create = loop.create_connection
+
+    async def narrow(*args: Any, **kwargs: Any) -> Any:
+        made = await create(*args, **kwargs)
+        made[0].get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1024)
+        return made
+
+    async def answered(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal opened
+        opened += 1
+        await reader.readuntil(b"\r\n\r\n")
+        reader._transport.pause_reading()  # pyright: ignore
+        writer.write(OK.replace(b"200 OK", status))
+        await over.wait()
+        raise ConnectionError
+
+    if status == b"200 OK":
+        monkeypatch.setattr(loop, "create_connection", narrow)
+    async with (
+        served_by(answered, narrow=status == b"200 OK") as url,
+        sending(SocketSender(max_connections=1)) as sender,
+    ):
+        for _ in range(2):
+            reply = await asked(sender, url, body=b"x" * size, read=1)
+            assert await whole(reply) == b"ok"
+            await reply.aclose()
+        over.set()
+    assert opened == 2
+
+
+async def test_no_more_connections_wait_than_may_be_busy() -> None:
+    async def counted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        opened.append(writer.get_extra_info("sockname"))
+        while await reader.readuntil(b"\r\n\r\n"):
+            writer.write(OK)
+
+    opened = list[Any]()
+    sender = SocketSender(max_connections=1)
+    async with served_by(counted) as one, served_by(counted) as other, sending(sender):
+        for url in (one, one, other, other, one):
+            reply = await asked(sender, url, read=5)
+            assert await whole(reply) == b"ok"
+            await reply.aclose()
+            with pytest.raises(httpx.StreamClosed):
+                await reply.read()
+    assert len(opened) == 3
+
+
+async def test_an_international_name_is_asked_for_as_the_url_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python's own codec is of IDNA 2003, and takes ß for ss."""
+    hosts = list[str]()
+
+    async def found(host: str, port: int, **_: int) -> list[Any]:
+        hosts.append(host)
+        raise OSError
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", found)
+    async with sending(SocketSender(max_connections=1)) as sender:
+        for host in ("straße.de", "[::1]"):
+            with pytest.raises(httpx.ConnectError):
+                await asked(sender, f"http://{host}/")
+    assert hosts == ["xn--strae-oqa.de", "::1"]
 
 
 async def test_connections_serve_again_until_they_are_old() -> None:
@@ -400,4 +587,6 @@ async def test_no_header_ends_its_line() -> None:
         for value in ("a\r\nx: y", "a\n", "a\0"):
             with pytest.raises(httpx.LocalProtocolError):
                 await sender.send("GET", url, headers={"traceparent": value}, body=b"", times={})
+        with pytest.raises(httpx.LocalProtocolError):
+            await sender.send("GET", url, headers={"authorization": "Bearer €"}, body=b"", times={})
         await (await asked(sender, url, pool=5)).aclose()
