@@ -39,6 +39,14 @@ def _sha256(value: str) -> str:
 def _base_url(value: str) -> str:
     if not re.fullmatch(r"https?://[^\s/?#@]+(/[^\s?#@]*)?", value):
         raise ValueError("must be an http(s) URL without user, password, query or fragment: https://host:port/v1")
+    import httpx  # as the gateway reads it; a file without upstreams needs none of it
+
+    try:
+        host = httpx.URL(value).raw_host.decode("ascii")
+    except httpx.InvalidURL:
+        raise ValueError("must be an http(s) URL with a host that can be asked for: https://host:port/v1") from None
+    if not all(0 < len(label) < 64 for label in host.removesuffix(".").split(".")):
+        raise ValueError("must be an http(s) URL whose host has 1 to 63 characters between dots")
     return value.rstrip("/")
 
 

@@ -188,11 +188,20 @@ class PolicySet:
         return self.keys.digests()
 
     def upstream_key(self, backend: str) -> str | None:
-        """The key for an upstream from its environment variable, None where it needs none. ConfigError when unset."""
+        """The key for an upstream from its environment variable, None where it needs none. ConfigError when unset, or
+        when no header can carry it.
+        """
         spec = self.backends[backend]
         if not isinstance(spec, OpenAIBackend):
             return None
-        return self._secret(spec.api_key_env, ("backends", backend, "api_key_env"))
+        path = ("backends", backend, "api_key_env")
+        key = self._secret(spec.api_key_env, path)
+        if key is not None and not (key.isascii() and key.isprintable() and key == key.strip()):
+            message = (
+                f"environment variable {spec.api_key_env} holds no API key: a line break, a space or no ASCII in it"
+            )
+            raise ConfigError(message, file=self.file, line=self._tree.line(path))
+        return key
 
     def shared_cache_password(self) -> str | None:
         """The password of the shared chunk store, None where it needs none. ConfigError when unset."""

@@ -1,4 +1,4 @@
-"""Any OpenAI-compatible server, or several alike, over httpx. Destinations and the key come from the configuration,
+"""Any OpenAI-compatible server, or several alike. Destinations and the key come from the configuration,
 never from a request.
 
 The body goes out as the bytes that came in unless a policy changed it. Retries happen only before the first byte of an
@@ -44,6 +44,8 @@ from .upstream import Secret, listed_models, passed_headers, retry_after_s
 _RETRIES = 2
 _VERSION = "2023-06-01"  # of Anthropic's API, for clients that name none
 _RETRIED_STATUS = frozenset({502, 503, 504})
+_FINAL = (httpx.ReadTimeout, httpx.WriteTimeout, httpx.PoolTimeout, httpx.DecodingError, httpx.LocalProtocolError)
+"""Asked again, the answer would be as late or as unreadable, and paid for twice."""
 _SENT = {"accept": "*/*", "accept-encoding": CODINGS, "user-agent": "promptsluice"}
 _KEY_SIZE = 1024  # characters or ids of a raw prompt
 _MAX_ANSWER = 64 << 20
@@ -191,10 +193,11 @@ class UpstreamBackend(Backend):
             tried.append(server)
             try:
                 response = await self._attempt(server, path, body, headers, reading)
-            except PromptsluiceError as error:
-                error.headers[ATTEMPTS_HEADER] = str(attempt)
-                if isinstance(error, UpstreamTimeout) or not self._again(attempt):
-                    raise
+            except httpx.HTTPError as error:
+                if isinstance(error, _FINAL) or not self._again(attempt):
+                    ours = self._ours(error)
+                    ours.headers[ATTEMPTS_HEADER] = str(attempt)
+                    raise ours from error
             else:
                 if not self._better_elsewhere(response, tried) or not self._again(attempt):
                     return response, attempt
@@ -218,9 +221,9 @@ class UpstreamBackend(Backend):
         try:
             response = await self._sent("POST", f"{server.base_url}{path}", body, headers, begun=reading.begin)
         except httpx.HTTPError as error:
-            if not isinstance(error, httpx.PoolTimeout):  # which is our own limit
+            if not isinstance(error, httpx.PoolTimeout | httpx.LocalProtocolError):  # our own limit, our own fault
                 server.failed()
-            raise self._ours(error) from error
+            raise
         log.debug("request %s: %s answered %d", headers["x-request-id"], self.name, response.status)
         rest = retry_after_s(response.headers)
         if response.status in _RETRIED_STATUS and rest is None:
@@ -357,7 +360,7 @@ class UpstreamBackend(Backend):
             return ()
         return listed_models(body) if response.status == 200 else ()
 
-    def _ours(self, error: httpx.HTTPError | httpx.StreamError) -> UpstreamError | UpstreamTimeout:
+    def _ours(self, error: httpx.HTTPError | httpx.StreamError) -> PromptsluiceError:
         """The one seam where httpx's errors become ours."""
         if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
             return UpstreamError(f"backend {self.name!r} cannot be reached")
@@ -365,6 +368,10 @@ class UpstreamBackend(Backend):
             return UpstreamTimeout(f"backend {self.name!r} has no free connection")
         if isinstance(error, httpx.TimeoutException):
             return UpstreamTimeout(f"backend {self.name!r} did not answer in time")
+        if isinstance(error, httpx.LocalProtocolError):
+            return PromptsluiceError(
+                f"a header for backend {self.name!r} cannot be sent: it has to be printable Latin-1"
+            )
         return UpstreamError(f"backend {self.name!r} broke off ({type(error).__name__})")
 
 

@@ -5,8 +5,12 @@ import socket
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import openai
 import pytest
+from promptsluice.gateway.backends.openai import UpstreamBackend
+from promptsluice.policies.schema import OpenAIBackend
+from promptsluice.prompt import PromptsluiceError
 
 from .harness import UPSTREAM_KEY, Exchange, Gateway, Upstream, eventually, http
 
@@ -240,6 +244,25 @@ def test_retries_are_bounded_and_counted(gateway: Gateway, upstream: Upstream) -
     upstream.answer(second_time_well)
     response = gateway.post({"model": "far", "messages": HI})
     assert response.json() == {"ok": 1} and response.headers["x-promptsluice-attempts"] == "2"
+
+
+@pytest.mark.parametrize("coding", ["br", "gzip"])
+def test_an_answer_that_cannot_be_read_is_paid_for_once(gateway: Gateway, upstream: Upstream, coding: str) -> None:
+    upstream.answer(lambda exchange: exchange.json("200 OK", b"{}", f"content-encoding: {coding}\r\n"))
+    response = gateway.post({"model": "far", "messages": HI})
+    assert response.status_code == 502 and len(upstream.seen) == 1
+
+
+async def test_a_header_that_cannot_be_sent_is_no_fault_of_the_server() -> None:
+    spec = OpenAIBackend(kind="openai", base_url="http://127.0.0.1:1/v1")
+    for transport in (None, httpx.MockTransport(lambda request: httpx.Response(200))):
+        backend = UpstreamBackend("far", spec, api_key="sk-€", transport=transport)
+        await backend.start()
+        with pytest.raises(PromptsluiceError, match="header for backend 'far'") as raised:
+            await backend.relay("/embeddings", b"{}", headers={}, request_id="1")
+        assert raised.value.status == 500 and raised.value.headers["x-promptsluice-attempts"] == "1"
+        assert backend.stats()["server_0_failures"] == 0
+        await backend.close()
 
 
 def test_an_unreachable_upstream(gateway: Gateway) -> None:

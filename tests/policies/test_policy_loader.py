@@ -133,6 +133,8 @@ def test_unknown_keys_name_the_nearest(text: str, line: int, parts: list[str]) -
         ("version: 1\nbackends: {b: {kind: vllm}}", 2, "kind must be embedded or openai"),
         ("version: 1\nbackends: {b: {kind: openai}}", 2, "backends.b: needs exactly one of base_url and servers"),
         ("version: 1\nbackends: {b: {kind: openai, base_url: 'ftp://x'}}", 2, "http(s) URL"),
+        ("version: 1\nbackends: {b: {kind: openai, base_url: 'http://a..b/v1'}}", 2, "1 to 63 characters"),
+        ("version: 1\nbackends: {b: {kind: openai, base_url: 'http://h:x/v1'}}", 2, "host that can be asked for"),
         ("version: 1\ndefault_policy: balancd", 2, "nearest is 'balanced'"),
         ("version: 1\npolicies:\n  p: {extends: rga}", 3, "'rag'"),
         ("version: 1\npolicies:\n  p: {extends: q}\n  q: {extends: p}", 4, "q -> p -> q"),

@@ -171,4 +171,9 @@ def test_unset_variables_are_named_with_their_lines(policies: PolicySet, monkeyp
     monkeypatch.setenv("LISTED_KEY", "l")
     policies.require_environment()
     assert policies.upstream_key("listed") == "l"
+    for none in ("sk-1\n", " sk-1", "sk-€"):
+        monkeypatch.setenv("LISTED_KEY", none)
+        with pytest.raises(ConfigError, match=r"LISTED_KEY holds no API key") as raised:
+            policies.upstream_key("listed")
+        assert none.strip() not in str(raised.value)
     assert policies.upstream_key("local") is None
