@@ -414,6 +414,19 @@ async def test_what_lies_in_a_kept_connection_answers_no_later_request(said: byt
     assert len(ends) == 3
 
 
+async def test_tls_is_told_which_http_is_spoken() -> None:
+    """In its first words, which are not encrypted: a server that prefers HTTP/2 must not choose it."""
+    hellos = list[bytes]()
+
+    async def answered(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        hellos.append(await reader.read(1 << 16))
+
+    async with served_by(answered) as url, sending(SocketSender(max_connections=1)) as sender:
+        with pytest.raises(httpx.ConnectError):
+            await asked(sender, url.replace("http:", "https:"), connect=5)
+    assert b"\x00\x09\x08http/1.1" in hellos[0]
+
+
 async def test_a_connection_that_broke_before_the_request_is_an_error_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     create = asyncio.get_running_loop().create_connection
 
