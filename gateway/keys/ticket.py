@@ -2,9 +2,9 @@
 
 import time
 import uuid
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field, replace
 
 from ...policies.schema import ApiKeySpec, LimitsSpec
 from ...prompt import PromptsluiceError, RateLimited, TokensLimited, Usage
@@ -31,7 +31,8 @@ class _Reserved:
         now, more = time.time(), used - self.tokens
         limits = [level.limit for level in self.taken.levels]
         back = [max(more, -limit.standing(self.tokens, self.at, now)) for limit in limits]
-        self.taken.counters.finish(self.name, list(zip(limits, back, strict=True)))
+        if any(back):
+            self.taken.counters.finish(self.name, list(zip(limits, back, strict=True)))
 
 
 @dataclass(slots=True)
@@ -46,7 +47,8 @@ class Ticket:
     """Opened at the door, before the body is read; closed when the response has ended, whatever ended it.
 
     Tokens are reserved once they can be estimated, and settled by what was used; what nobody settles is given back.
-    What models use that are asked on the side is charged apart, even after the ticket was closed.
+    What models use that are asked on the side is charged apart, even after the ticket was closed. It is taken out of
+    the request's own reservation first, which may have all that the limits leave.
     """
 
     key: ApiKeySpec | None
@@ -59,6 +61,8 @@ class Ticket:
     _requests: Taken | None = None
     _tokens: _Reserved | None = None
     _used: int = 0
+    _lent: int = 0  # of the reservation: to models that are asked on the side now
+    _aside: int = 0  # of the reservation: used by those that were
     _levels: dict[str, Level] = field(default_factory=dict)
 
     @property
@@ -91,7 +95,7 @@ class Ticket:
     async def reserve(self, *, prompt: int, output: int) -> None:
         """Take the tokens of a prompt and, as far as the limit is that large, of the longest answer. TokensLimited."""
         if self._tokens is None:
-            self._tokens = await self._reserved(prompt=prompt, output=output, at_the_door=True)
+            self._tokens = await self._reserved(self._wanted(prompt, output), at_the_door=True)
 
     @asynccontextmanager
     async def aside(self, *, prompt: int, output: int) -> AsyncIterator[Spent]:
@@ -99,23 +103,48 @@ class Ticket:
 
         TokensLimited where there is no room for them.
         """
-        reserved, spent = await self._reserved(prompt=prompt, output=output), Spent()
-        try:
-            yield spent
-        finally:
-            self.metrics.charged(self.name, spent.tokens)
-            if reserved is not None:
-                reserved.settle(spent.tokens)
+        wanted, spent = self._wanted(prompt, output), Spent()
+        with self._lending(wanted) as lent:
+            if self._tokens is not None and lent == wanted:
+                beside = replace(self._tokens, tokens=0)
+            else:
+                beside = await self._reserved(wanted - lent)
+            try:
+                yield spent
+            finally:
+                self.metrics.charged(self.name, spent.tokens)
+                # What was lent has been given back if the ticket was closed meanwhile.
+                own = min(lent, spent.tokens) if self._served else 0
+                self._aside += own
+                if beside is not None:
+                    beside.settle(spent.tokens - own)
 
-    async def _reserved(self, *, prompt: int, output: int, at_the_door: bool = False) -> _Reserved | None:
-        limits = [limit for limit in limits_of(self.limits) if limit.what == "tokens"]
-        if not limits:
+    @contextmanager
+    def _lending(self, wanted: int) -> Iterator[int]:
+        """As many of so many tokens as the request's own reservation has room for."""
+        free = 0 if self._tokens is None or not self._served else self._tokens.tokens - self._lent - self._aside
+        lent = min(wanted, free)
+        self._lent += lent
+        try:
+            yield lent
+        finally:
+            self._lent -= lent
+
+    async def _reserved(self, wanted: int, *, at_the_door: bool = False) -> _Reserved | None:
+        if not self.counts_tokens:
             return None
-        least = min(limit.most for limit in limits)
-        wanted = prompt if prompt > least else min(prompt + output, least)
-        amounts = [(limit, wanted) for limit in limits]
+        amounts = [(limit, wanted) for limit in self._token_limits]
         taken = self._checked(await self.counters.take(self.name, amounts), amounts, at_the_door=at_the_door)
         return _Reserved(name=self.name, taken=taken, tokens=wanted, at=time.time())
+
+    @property
+    def _token_limits(self) -> list[Limit]:
+        return [limit for limit in limits_of(self.limits) if limit.what == "tokens"]
+
+    def _wanted(self, prompt: int, output: int) -> int:
+        """Of the longest answer as much as the limits have beside the prompt."""
+        least = min((limit.most for limit in self._token_limits), default=0)
+        return prompt if prompt > least else min(prompt + output, least)
 
     def settle(self, usage: Usage | None, *, estimate: int) -> None:
         """Say what was used; `estimate` counts where the backend does not tell."""
@@ -129,7 +158,7 @@ class Ticket:
         self.metrics.ended(self.name)
         self.metrics.charged(self.name, self._used)
         if self._tokens is not None:
-            self._tokens.settle(self._used)
+            self._tokens.settle(self._used + self._aside)
         if self._place is not None and self._requests is not None:
             self._requests.counters.finish(self.name, (), self._place)
 

@@ -28,6 +28,7 @@ server:
     - {{name: one, env: KEY_ONE}}
     - {{name: two, env: KEY_TWO}}
     - {{name: poor, env: KEY_POOR, limits: {{tokens_per_day: 900}}}}
+    - {{name: even, env: KEY_EVEN, limits: {{tokens_per_day: 1200}}}}
   summaries: {{path: {path}}}
 backends:
   main: {{kind: openai, base_url: "http://127.0.0.1:9/v1", models: [main]}}
@@ -103,6 +104,7 @@ async def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
     monkeypatch.setenv("KEY_ONE", "k1")
     monkeypatch.setenv("KEY_TWO", "k2")
     monkeypatch.setenv("KEY_POOR", "k3")
+    monkeypatch.setenv("KEY_EVEN", "k4")
     async with opened(tmp_path / "summaries.sqlite") as house:
         yield house
 
@@ -163,6 +165,33 @@ async def test_a_summary_needs_room_in_the_limits(house: House) -> None:
     assert house.charged("poor") == 610
     metrics = (await house.client.get("/metrics")).text
     assert 'key="poor",outcome="tokens_per_day"' not in metrics, "the request itself was let in"
+
+
+async def test_a_summary_is_taken_out_of_what_its_request_has_reserved(house: House) -> None:
+    async def left() -> int:
+        """By a request that costs nothing: the summary is there."""
+        return int((await house.post(TURN, key="k4")).headers["x-ratelimit-remaining-tokens"])
+
+    answer = await house.post(TURN, key="k4", path="/v1/chat/completions")
+    assert answer.headers["x-ratelimit-remaining-tokens"] == "0", "the longest answer alone has nearly all of it"
+    assert answer.headers["x-promptsluice-tokens-side"] == "305"
+    assert house.charged("even") == 305 + answer.json()["usage"]["total_tokens"]
+    assert await left() == 1200 - house.charged("even"), "neither kept nor given back twice"
+
+
+async def test_who_leaves_gives_back_what_was_lent_for_a_summary(house: House) -> None:
+    house.writer.go.clear()
+    messages = [{"role": "user", "content": "Go on."}, {"role": "assistant", "content": TURN}]
+    body = {"model": "main", "messages": [*messages, {"role": "user", "content": "And now?"}]}
+    asked = Driven(house.app, "/v1/chat/completions", body, key="k4")
+    await house.writer.asked.wait()
+    await asked.leave()
+    house.writer.go.set()
+    while not house.charged("even"):  # noqa: ASYNC110 - the worker goes on by itself
+        await asyncio.sleep(0.005)
+    await asyncio.sleep(0)
+    left = await house.post("Short.", key="k4")
+    assert house.charged("even") == 305 and left.headers["x-ratelimit-remaining-tokens"] == str(1200 - 305)
 
 
 async def test_who_leaves_pays_for_the_summary_that_still_comes(house: House) -> None:
