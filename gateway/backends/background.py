@@ -1,39 +1,108 @@
-"""Work of a backend that nobody waits for: in its turn, on one thread. Failures are told to the log."""
+"""Work of a backend that nobody waits for, on one thread: jobs in their turn, and lessons in idle time between them.
+Failures are told to the log.
+"""
 
 import asyncio
+import threading
+import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any
 
-from ...prompt import Overloaded, PromptsluiceError
+from ...prompt import PromptsluiceError
 from ..edge import log, log_failure
 from ..workers import Workers
 
 _WAITING = 256
+_LESSONS = 64
+_LOOK_S = 0.01
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lesson:
+    """Something to be done as soon as nothing else is to be done; when the monotonic clock reads `until`, `anyway` or
+    never.
+    """
+
+    job: Callable[[], object]
+    idle: Callable[[], bool]
+    until: float
+    anyway: bool
+
+    def due(self) -> bool | None:
+        """Whether it is to be done; None where that is not known yet."""
+        if self.idle():
+            return True
+        return self.anyway if time.monotonic() >= self.until else None
 
 
 class Background:
-    """Runs jobs in the order in which they come; what finds no room is not run at all. `what` names them in the log."""
+    """Runs jobs in the order in which they come. Lessons wait apart, the last `_LESSONS` of them, and give way to jobs
+    for as long as there are any. `what` names them in the log.
+    """
 
     def __init__(self, what: str) -> None:
         self._what = what
-        self._workers = Workers("warming", threads=1, waiting=_WAITING)
+        self._workers = Workers("warming", threads=1, waiting=1 << 30)
+        self._lessons: deque[Lesson] = deque(maxlen=_LESSONS)
+        self._lock = threading.Lock()
+        self._learning = self._closed = False
 
     @property
     def unfinished(self) -> int:
-        """How many jobs wait or run."""
-        return self._workers.unfinished
+        """About how many jobs and lessons wait or run; 0 once there are none."""
+        return self._workers.unfinished + len(self._lessons)
 
-    def run(self, job: Callable[[], object]) -> None:
-        """Have the job done some time, if there is room for it."""
-        try:
-            self._workers.submit(job).add_done_callback(lambda done: log_outcome(done, self._what))
-        except Overloaded:
-            return
+    def run(self, job: Callable[[], object], *, must: bool = False) -> None:
+        """Have the job done some time; unless it `must` be done, only if there is room for it."""
+        with self._lock:
+            if not self._closed and (must or self._workers.unfinished <= _WAITING):
+                self._submit(job)
+
+    def learn(self, lesson: Lesson) -> None:
+        """Have it done in idle time; where there is no room the oldest one is forgotten."""
+        with self._lock:
+            self._lessons.append(lesson)
+            if not self._learning and not self._closed:
+                self._learning = True
+                self._submit(self._learn)
 
     def close(self) -> None:
         """Drop what waits."""
+        with self._lock:
+            self._closed = True
         self._workers.close()
+
+    def _submit(self, job: Callable[[], object]) -> None:
+        self._workers.submit(job).add_done_callback(lambda done: log_outcome(done, self._what))
+
+    def _learn(self) -> None:
+        """One lesson, unless a job comes first; then again, behind what waits."""
+        try:
+            while (lesson := self._next()) is None and self._lessons and self._workers.unfinished <= 1:
+                if self._closed:
+                    return
+                time.sleep(_LOOK_S)
+            if lesson is not None:
+                lesson.job()
+        finally:
+            with self._lock:
+                self._learning = bool(self._lessons) and not self._closed
+                if self._learning:
+                    self._submit(self._learn)
+
+    def _next(self) -> Lesson | None:
+        """The first one that is due; those that never will be are gone."""
+        with self._lock:
+            for lesson in tuple(self._lessons):
+                due = lesson.due()
+                if due is not None:
+                    self._lessons.remove(lesson)
+                if due:
+                    return lesson
+        return None
 
 
 def log_outcome(done: "asyncio.Task[Any] | Future[Any]", what: str) -> None:

@@ -12,14 +12,13 @@ from ...kv_reuse.blend import SpanHit
 from ...kv_reuse.controller import Choice, Way
 from ...prompt import KVSpan, Prompt, Segment, StepReport
 from ..salts import Salts
-from .background import Background
+from .background import Background, Lesson
 from .base import Call
 from .engine_room import EngineRoom, Tokens
 from .reuse_control import Decided
 from .reusing import Reused, reused
 
 _PATIENCE_S = 10.0  # that learning waits for idle time
-_LOOK_S = 0.01
 
 Learn = Callable[[], None]
 
@@ -70,7 +69,7 @@ def _for_next_time(room: EngineRoom, call: Call, found: Reused, own: str, backgr
     until = time.monotonic() + _PATIENCE_S
 
     def later(job: Callable[[], object], *, anyway: bool) -> None:
-        background.run(lambda: in_idle_time(job, idle=lambda: room.service.idle, until=until, anyway=anyway))
+        background.learn(Lesson(job=job, idle=lambda: room.service.idle, until=until, anyway=anyway))
 
     for salt, plan in found.plans:
         if wanted := plan.misses + plan.poorer:
@@ -100,17 +99,6 @@ def _learn_originals(room: EngineRoom, call: Call, own: str) -> None:
         promising=lambda places: False,
     )
     room.reuser.warm(found.fresh, salt=own)
-
-
-def in_idle_time(job: Callable[[], object], *, idle: Callable[[], bool], until: float, anyway: bool) -> None:
-    """Do a job as soon as nothing else is to be done; when the monotonic clock reads `until`, `anyway` or never."""
-    while not idle():
-        if time.monotonic() >= until:
-            if anyway:
-                break
-            return
-        time.sleep(_LOOK_S)
-    job()
 
 
 def _salt(salts: Salts, call: Call, segment: Segment) -> str:

@@ -195,7 +195,8 @@ class EmbeddedBackend(Backend):
 
     def forget(self, texts: Sequence[str], *, collection: str) -> None:
         """Have the KV of chunks deleted in the background, after what is being computed now."""
-        self._background.run(lambda: self._opened().forget(texts, salts=self._salts().everywhere(collection)))
+        salts = self._salts
+        self._background.run(lambda: self._opened().forget(texts, salts=salts().everywhere(collection)), must=True)
 
     async def complete(self, call: Call) -> Answer | Stream:
         parameters = chat_parameters(call.prompt.body)

@@ -1,14 +1,14 @@
 """What of a chat is computed for next time, when, and what the planner is then told of it; on a tiny engine."""
 
 import shutil
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from promptsluice.gateway.backends.background import Lesson
 from promptsluice.gateway.backends.base import Call
-from promptsluice.gateway.backends.decisions import decided, in_idle_time
+from promptsluice.gateway.backends.decisions import decided
 from promptsluice.gateway.backends.engine_room import EngineRoom
 from promptsluice.gateway.backends.stored_text import StoredText
 from promptsluice.gateway.salts import Salts
@@ -52,6 +52,9 @@ class Jobs:
 
     def run(self, job: Callable[[], object]) -> None:
         self.waiting.append(job)
+
+    def learn(self, lesson: Lesson) -> None:
+        self.waiting.append(lesson.job)
 
     def done(self) -> None:
         for job in self.waiting:
@@ -100,16 +103,3 @@ def test_the_price_of_a_prompt_falls_with_what_is_stored_and_what_is_in_the_pref
     assert 0 < price(Stretch(2000), Stretch(20), prefix=1500) < whole
     assert price(Stretch(1000), Stretch(20)) < whole
     assert price(Stretch(2000, 1900), Stretch(20)) <= whole
-
-
-@pytest.mark.parametrize(
-    ("looks", "anyway", "times"),
-    [([True], False, 1), ([False, False, True], False, 1), ([False] * 9, False, 0), ([False] * 9, True, 1)],
-)
-def test_idle_time_is_waited_for_and_a_busy_engine_learns_only_what_it_must(
-    looks: list[bool], anyway: bool, times: int
-) -> None:
-    answers, done = iter(looks), list[str]()
-    until = time.monotonic() + (60 if True in looks else 0)
-    in_idle_time(lambda: done.append("done"), idle=lambda: next(answers), until=until, anyway=anyway)
-    assert len(done) == times

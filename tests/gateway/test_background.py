@@ -1,0 +1,82 @@
+"""What a backend does in the background: jobs first, lessons in idle time, and neither at the other's cost."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from promptsluice.gateway.backends.background import Background, Lesson
+
+LONG_S = 3600.0
+
+
+@pytest.fixture
+def background() -> Iterator[Background]:
+    made = Background("a test")
+    yield made
+    made.close()
+
+
+def lesson(
+    job: Callable[[], object], *, idle: Callable[[], bool] = lambda: False, wait_s: float = LONG_S, anyway: bool = False
+) -> Lesson:
+    return Lesson(job=job, idle=idle, until=time.monotonic() + wait_s, anyway=anyway)
+
+
+def drained(background: Background) -> None:
+    while background.unfinished:
+        time.sleep(0.001)
+
+
+@pytest.mark.parametrize(
+    ("idle", "anyway", "wait_s", "done"),
+    [([True], False, LONG_S, 1), ([False, False, True], False, LONG_S, 1), ([], False, 0, 0), ([], True, 0, 1)],
+)
+def test_idle_time_is_waited_for_and_a_busy_engine_learns_only_what_it_must(
+    background: Background, idle: list[bool], anyway: bool, wait_s: float, done: int
+) -> None:
+    looks, did = iter(idle), list[str]()
+    background.learn(lesson(lambda: did.append("done"), idle=lambda: next(looks, False), wait_s=wait_s, anyway=anyway))
+    drained(background)
+    assert len(did) == done
+
+
+def test_jobs_do_not_wait_for_lessons(background: Background) -> None:
+    done, learned, quiet = threading.Event(), threading.Event(), threading.Event()
+    for _ in range(1000):
+        background.learn(lesson(learned.set, idle=quiet.is_set))
+    background.run(done.set)
+    assert done.wait(60) and not learned.is_set(), "though each lesson could wait for an hour"
+    assert background.unfinished < 100, "the oldest lessons are forgotten"
+    quiet.set()
+    drained(background)
+    assert learned.is_set()
+
+
+def test_what_must_be_done_finds_room(background: Background) -> None:
+    go, done = threading.Event(), list[str]()
+    background.run(go.wait)
+    for _ in range(1000):
+        background.run(lambda: done.append("some time"))
+    background.run(lambda: done.append("must"), must=True)
+    go.set()
+    drained(background)
+    assert done[-1] == "must" and len(done) < 1000
+
+
+def test_a_lesson_that_fails_leaves_the_others(background: Background, caplog: pytest.LogCaptureFixture) -> None:
+    learned = threading.Event()
+    background.learn(lesson(lambda: 1 // 0, idle=lambda: True))
+    background.learn(lesson(learned.set, idle=lambda: True))
+    drained(background)
+    assert learned.is_set() and "ZeroDivisionError" in caplog.text
+
+
+def test_the_end_does_not_wait_for_lessons() -> None:
+    others, background = set(threading.enumerate()), Background("a test")
+    background.learn(lesson(lambda: None))
+    background.close()
+    background.learn(lesson(lambda: None))
+    background.run(lambda: None, must=True)
+    for thread in set(threading.enumerate()) - others:
+        thread.join()
