@@ -81,7 +81,7 @@ async def _accounted(
                     if not written.tokens:
                         _first_token(sluice, prepared)
                         began_at = time.perf_counter()
-                    written.add(item.content)
+                    written.add(item.content, events=item.events)
                 if item.failed:
                     outcome = "failed"
                 if held is not None and item.data:

@@ -89,7 +89,8 @@ class Frame:
 
     `more`: the next frame is there already, so that both may be written at once; only a hint.
 
-    `framed`: `data` are one or more whole events as they go out, of chunks that differ in their text only.
+    `framed`: `data` are one or more whole events as they go out, `events` of them, of chunks that differ in their text
+    only.
 
     A frame with empty `data` only brings `usage` for the books and is not sent. `failed`: the data is an error object.
     `event` is its name as a server-sent event; those of chats have none.
@@ -102,6 +103,7 @@ class Frame:
     event: str = ""
     more: bool = False
     framed: bool = False
+    events: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

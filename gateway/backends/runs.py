@@ -31,11 +31,11 @@ class Pattern:
         begin, end = found.span(1)
         return cls(_HEAD + data[:begin], data[end:])
 
-    def run(self, piece: bytes, at: int) -> tuple[int, int]:
-        """Where the events from `at` on that are alike end in a piece of a stream, and how many bytes of text they
-        have.
+    def run(self, piece: bytes, at: int) -> tuple[int, int, int]:
+        """Where the events from `at` on that are alike end in a piece of a stream, how many bytes of text they have,
+        and how many events they are.
         """
-        before, after, size = self.before, self.after, 0
+        before, after, size, events = self.before, self.after, 0, 0
         while (end := piece.find(_END, at)) >= 0 and piece.startswith(before, at) and piece.endswith(after, at, end):
             said = piece[at + len(before) : end - len(after)]
             try:
@@ -45,8 +45,9 @@ class Pattern:
             if not text.isprintable() or '"' in text or "\\" in text or not text:
                 break
             size += len(said)
+            events += 1
             at = end + len(_END)
-        return at, size
+        return at, size, events
 
 
 def _only_text(chunk: Any) -> str | None:

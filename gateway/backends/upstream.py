@@ -161,11 +161,11 @@ class ChatStreamReader:
             self._pattern, self._last, self._tries = Pattern.of(*self._last), None, self._tries - 1
         if self._pattern is None:
             return at, None
-        end, size = self._pattern.run(piece, at)
+        end, size, events = self._pattern.run(piece, at)
         if end == at:
             return at, None
         self._tries = _TRIES
-        return end, Frame(data=piece[at:end], content=size, framed=True, more=True)
+        return end, Frame(data=piece[at:end], content=size, events=events, framed=True, more=True)
 
     def read(self, data: bytes) -> Iterator[Frame]:
         """Frames to send for one event, with `more` until their taker knows better. UpstreamError for data that is no

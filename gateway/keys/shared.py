@@ -31,7 +31,8 @@ _HELD_S = 60.0
 _RENEWED_S = 20.0
 _CONNECTIONS = 4
 _AGAIN_S = 2.0
-_DOUBT_S = 300.0  # how long a step is remembered, so that asking for it again does nothing
+_DOUBT_S = 300.0  # how long a step is tried again
+_REMEMBERED_S = 600.0  # how long the server knows it, so that asking for it again does nothing: clearly longer
 _HELD = 10_000
 _AT_A_TIME = 256
 
@@ -115,11 +116,12 @@ end
 return answer
 """
 
-# KEYS: sorted set. ARGV: seconds, then ids of places. Those that are there are held for so long from now.
+# KEYS: sorted set. ARGV: seconds, then ids of places. They are held for so long from now, also those that came free
+# because nobody could renew them.
 _RENEW = """
 local time = redis.call('TIME')
 local till = time[1] + time[2] / 1000000 + tonumber(ARGV[1])
-for i = 2, #ARGV do redis.call('ZADD', KEYS[1], 'XX', till, ARGV[i]) end
+for i = 2, #ARGV do redis.call('ZADD', KEYS[1], till, ARGV[i]) end
 return redis.call('EXPIRE', KEYS[1], math.ceil(tonumber(ARGV[1])) + 1)
 """
 
@@ -127,7 +129,8 @@ return redis.call('EXPIRE', KEYS[1], math.ceil(tonumber(ARGV[1])) + 1)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
     """Something to be entered at most once. `undoes`: only if that step was done. `at`: when it was made, by
-    time.time."""
+    time.time; `made` the same by time.monotonic, which nobody sets.
+    """
 
     subject: str
     amounts: Amounts
@@ -135,6 +138,12 @@ class Step:
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     undoes: str = ""
     at: float = field(default_factory=time.time)
+    made: float = field(default_factory=time.monotonic)
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since it was made."""
+        return time.monotonic() - self.made
 
     def later(self, now: float) -> "Step":
         """The same at another time: what has come back by itself is neither given back again nor taken."""
@@ -158,7 +167,7 @@ class SharedCounters(Counters):
     ) -> None:
         self._client = client
         self._enter = Batches(client, _ENTER)
-        self._renew = client.register_script(_RENEW)
+        self._renewals = Batches(client, _RENEW)
         self._held_s, self._renewed_s, self._again_s = held_s, renewed_s, again_s
         self._places: dict[str, set[str]] = {}
         self._renewing: asyncio.Task[None] | None = None
@@ -199,6 +208,7 @@ class SharedCounters(Counters):
             if task is not None:
                 task.cancel()
                 await asyncio.wait({task})
+        await self._renewals.close()
         await self._enter.close()
         await asyncio.sleep(0)  # what was answered now is looked at
         await self._pay()
@@ -207,7 +217,7 @@ class SharedCounters(Counters):
     def _entered(self, step: Step, *, refusable: bool) -> "asyncio.Future[list[bytes]]":
         arguments: list[str | float] = ["1" if refusable else "0"]
         arguments += [step.place.id, step.place.most, self._held_s] if step.place else ["", 0, 0]
-        arguments += [step.id, _DOUBT_S, step.undoes]
+        arguments += [step.id, _REMEMBERED_S, step.undoes]
         for limit, amount in step.amounts:
             arguments += [limit.name, limit.most, limit.period_s, int(limit.sliding), amount]
         return self._enter.run([_name(step.subject, what) for what in ("spent", "places", "steps")], arguments)
@@ -240,10 +250,9 @@ class SharedCounters(Counters):
         were made after all is known no more.
         """
         while self._owed:
-            now = time.time()
             some = [self._owed.popleft() for _ in range(min(_AT_A_TIME, len(self._owed)))]
-            some = [step for step in some if now - step.at < _DOUBT_S]
-            asked = [self._entered(step.later(now), refusable=False) for step in some]
+            some = [step for step in some if step.age_s < _DOUBT_S]
+            asked = [self._entered(step.later(step.at + step.age_s), refusable=False) for step in some]
             made = await asyncio.gather(*asked, return_exceptions=True)
             failed = [step for step, one in zip(some, made, strict=True) if isinstance(one, BaseException)]
             self._owed.extendleft(reversed(failed))
@@ -253,11 +262,18 @@ class SharedCounters(Counters):
     async def _keep_renewing(self) -> None:
         while True:
             await asyncio.sleep(self._renewed_s)
-            for subject, places in [(subject, tuple(places)) for subject, places in self._places.items()]:
-                try:
-                    await self._renew(keys=[_name(subject, "places")], args=[self._held_s, *places])
-                except Exception as error:  # noqa: BLE001 - the client's, the network's, the server's; the next round tries again
-                    log.debug("places could not be renewed: %s", error)
+            held = {subject: tuple(places) for subject, places in self._places.items()}
+            asked = [
+                self._renewals.run([_name(subject, "places")], [self._held_s, *places])
+                for subject, places in held.items()
+            ]
+            for answer in await asyncio.gather(*asked, return_exceptions=True):
+                if isinstance(answer, Exception):  # the next round tries again
+                    log.debug("places could not be renewed: %s", answer)
+            # The server may have heard that a place was left before it held it for longer.
+            for subject, places in held.items():
+                for id_ in set(places) - self._places.get(subject, set()):
+                    self._correct(Step(subject=subject, amounts=(), place=Place(id=id_, most=0)))
 
     def _forget(self, subject: str, place: Place) -> None:
         places = self._places.get(subject, set())

@@ -36,19 +36,19 @@ def longest_answers(body: Mapping[str, Any], *, prompts: int = 1) -> int:
 
 
 class Written:
-    """Estimates the tokens of a stream by the text of its frames: four bytes a token, and at least one a frame."""
+    """Estimates the tokens of a stream by the text of its events: four bytes a token, and at least one an event."""
 
     def __init__(self) -> None:
-        self._frames = self._bytes = 0
+        self._events = self._bytes = 0
 
-    def add(self, size: int) -> None:
-        """A frame with so many bytes of text."""
-        self._frames += 1
+    def add(self, size: int, *, events: int = 1) -> None:
+        """Events with so many bytes of text together."""
+        self._events += events
         self._bytes += size
 
     @property
     def tokens(self) -> int:
-        return max(self._frames, (self._bytes + 3) // 4)
+        return max(self._events, (self._bytes + 3) // 4)
 
 
 def _whole(body: Mapping[str, Any], name: str) -> int:

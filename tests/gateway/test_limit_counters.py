@@ -223,6 +223,29 @@ async def test_places_of_a_gateway_that_died_come_free_and_others_are_renewed(ur
     await dead.close()
 
 
+async def test_places_that_nobody_could_renew_are_held_again(url: str) -> None:
+    client: Any = connect(url, password=None, timeout_s=30)
+    counters, places = shared_at(url, renewed_s=0.02), "promptsluice:limits:{lost}:places"
+    for name in ("running", "left"):
+        assert (await counters.take("lost", (), Place(id=name, most=2))).ok
+    await client.delete(places)  # as after an outage
+    counters.finish("lost", (), Place(id="left", most=2))
+    while await client.zrange(places, 0, -1) != [b"running"]:  # noqa: ASYNC110 - renewed by itself
+        await asyncio.sleep(0.005)
+    assert (await counters.take("lost", (), Place(id="late", most=1))).crowded
+    await client.aclose()
+    await counters.close()
+
+
+async def test_the_server_remembers_a_step_for_longer_than_it_is_tried_again(url: str) -> None:
+    client: Any = connect(url, password=None, timeout_s=30)
+    counters = shared_at(url)
+    await counters.take("remembered", [(limit(10), 1)])
+    assert 590 <= await client.ttl("promptsluice:limits:{remembered}:steps") <= 601
+    await client.aclose()
+    await counters.close()
+
+
 async def test_what_is_kept_in_the_server_goes_by_itself(url: str) -> None:
     counters = shared_at(url)
     await counters.take("short", [(limit(10, period_s=60, name="minute"), 5)])
@@ -360,6 +383,7 @@ def test_a_correction_that_comes_late_leaves_what_came_back_by_itself() -> None:
     assert [amount for _, amount in step.later(step.at + 4).amounts] == [-60, -100, 10]
     assert [amount for _, amount in step.later(step.at + 86_400).amounts] == [0, 0, 0]
     assert step.later(step.at + 4).id == step.id
+    assert step.later(step.at + 4).age_s < 60, "whatever the clock on the wall reads"
 
 
 class Fickle(Counters):

@@ -214,12 +214,14 @@ async def test_thoughts_are_paid_by_who_reads_only_them(
     [
         [chunk({"content": "word" * 500})] * 4,
         [chunk({"content": "word"})] * 2000,
+        [chunk({"content": "w"})] * 2000,
+        [chunk({"content": "w"}) * 2000],
         [chunk({"content": "word" * 500}, logprobs={"content": [{"token": "word", "bytes": [1] * 4000}]})] * 4,
         [chunk({"content": "w" if at % 2 else "word" * 1000}) for at in range(4)],
         [chunk({"tool_calls": [{"index": 0, "function": {"arguments": "word" * 500}}]})] * 4,
         [chunk({"refusal": "word" * 250}, text="word" * 250)] * 4,
     ],
-    ids=["large", "small", "with log-probabilities", "uneven", "calls", "other fields"],
+    ids=["large", "small", "tiny", "tiny and together", "with log-probabilities", "uneven", "calls", "other fields"],
 )
 async def test_without_usage_a_stream_pays_for_its_text_however_it_is_cut(house: House, pieces: list[bytes]) -> None:
     house.upstream.head.set()
