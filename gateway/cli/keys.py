@@ -6,7 +6,7 @@ import fcntl
 import os
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime, time, timedelta
 from pathlib import Path
 from typing import Annotated, Any
@@ -114,23 +114,28 @@ def _rewritten(config: Path, change: Callable[[str], str]) -> None:
 
     target = config.resolve()
     with _locked(target):
-        _replaced(config, target, change(read_policy_text(config)))
+        _replaced(config, target, change(read_policy_text(target)))
 
 
 @contextmanager
 def _locked(target: Path) -> Iterator[None]:
     """Alone with the file. Whoever had it before may have put another one in its place: then that one is waited for.
-    One that cannot be opened is locked by nobody; reading it says why.
+    One that cannot be opened is locked by nobody; reading it says why. ConfigError where files cannot be locked.
     """
+    from ...prompt import ConfigError
+
     with ExitStack() as opened:
         while True:
             try:
                 file = opened.enter_context(target.open("rb"))
                 fcntl.flock(file, fcntl.LOCK_EX)
+            except (FileNotFoundError, PermissionError, IsADirectoryError):
+                break
+            except OSError as error:
+                raise ConfigError(f"the policy file cannot be locked: {error.strerror}", file=str(target)) from error
+            with suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(file.fileno()), target.stat()):
                     break
-            except OSError:
-                break
         yield
 
 
@@ -149,9 +154,22 @@ def _replaced(config: Path, target: Path, text: str) -> None:
                 os.chown(temporary, before.st_uid, before.st_gid)  # else the gateway could not read it any more
             Path(temporary).chmod(before.st_mode & 0o777)
             Path(temporary).replace(target)
+            _sync_folder(target.parent)
         except BaseException:
             Path(temporary).unlink(missing_ok=True)
             raise
     except OSError as error:
         reason = error.strerror or type(error).__name__
         raise ConfigError(f"the policy file cannot be written: {reason}", file=str(config)) from error
+
+
+def _sync_folder(folder: Path) -> None:
+    """So that the file's new place outlives a power cut, as far as the folder may be read."""
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except PermissionError:
+        return
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

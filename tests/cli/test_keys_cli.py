@@ -1,5 +1,7 @@
 """`keys`: made once, kept as a digest, listed and taken back; the rest of the file stays as it is."""
 
+import errno
+import fcntl
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -77,6 +79,18 @@ def test_many_commands_at_once_change_the_file_one_after_the_other(tmp_path: Pat
         one.result()
     assert sorted(key.name for key in PolicySet.load(file).server.api_keys) == sorted(["one", *names])
     assert [*tmp_path.iterdir()] == [file]
+
+
+def test_a_file_that_cannot_be_locked_is_left_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unlockable(file: object, how: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    file = tmp_path / "policy.yaml"
+    file.write_text(TWO)
+    monkeypatch.setattr(fcntl, "flock", unlockable)
+    with pytest.raises(ConfigError, match="cannot be locked: No locks available"):
+        create("three", config=file)
+    assert file.read_text() == TWO
 
 
 def test_without_a_file_the_entry_is_printed() -> None:
