@@ -23,6 +23,7 @@ class Taken:
     """What came of taking. `counters` have to be told how it ends.
 
     `short`: the limit without room, for which `wait_s` is how long (None: for ever). `crowded`: no place was free.
+    `epoch` is to be named when something of it is given back: counters that were emptied since have nothing of it.
     """
 
     counters: "Counters"
@@ -30,6 +31,7 @@ class Taken:
     short: Limit | None = None
     crowded: bool = False
     wait_s: float | None = None
+    epoch: str = ""
 
     @property
     def ok(self) -> bool:
@@ -47,7 +49,7 @@ class Counters(ABC):
         """
 
     @abstractmethod
-    def finish(self, subject: str, amounts: Amounts, place: Place | None = None) -> None:
+    def finish(self, subject: str, amounts: Amounts, place: Place | None = None, *, epoch: str = "") -> None:
         """Correct what was taken by signed amounts, and leave the place. Returns at once."""
 
     async def close(self) -> None:  # noqa: B027 - nothing to let go of is fine
@@ -76,7 +78,7 @@ class MemoryCounters(Counters):
             self._places.setdefault(subject, set()).add(place.id)
         return Taken(counters=self, levels=self._enter(subject, amounts, now))
 
-    def finish(self, subject: str, amounts: Amounts, place: Place | None = None) -> None:
+    def finish(self, subject: str, amounts: Amounts, place: Place | None = None, *, epoch: str = "") -> None:
         self._enter(subject, amounts, self._clock())
         if place is not None:
             places = self._places.get(subject, set())

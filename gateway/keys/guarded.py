@@ -52,7 +52,7 @@ class GuardedCounters(Counters):
             raise Overloaded(message, retry_after=self._pause_s)
         return await self._own.take(subject, amounts, place)
 
-    def finish(self, subject: str, amounts: Amounts, place: Place | None = None) -> None:
+    def finish(self, subject: str, amounts: Amounts, place: Place | None = None, *, epoch: str = "") -> None:
         raise AssertionError("what was taken is finished with the counters that it was taken from")
 
     async def close(self) -> None:

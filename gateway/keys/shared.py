@@ -37,16 +37,20 @@ _HELD = 10_000
 _AT_A_TIME = 256
 
 # KEYS: hash, sorted set of places, sorted set of steps. ARGV: may it be refused, the place's id or "", the most places,
-# seconds that it is held, the step's id, seconds that it is remembered, the id of the step that it undoes or "", then
-# for each limit its name, most, period, 1 if it slides, the amount.
+# seconds that it is held, the step's id, seconds that it is remembered, the id of the step that it undoes or "", the
+# epoch in which what it gives back was taken or "", then for each limit its name, most, period, 1 if it slides, the
+# amount.
+# A hash has an epoch from when it is made until it is gone: in another one nothing is given back.
 # What was done before, or undoes what was not done, takes nothing; what was undone before it was done will not be done.
-# Returns the index of the limit without room (0: none; -1: no place is free), how long to wait (-1: for ever), then for
-# each limit what is spent and the seconds until it is not.
+# Returns the index of the limit without room (0: none; -1: no place is free), how long to wait (-1: for ever), the
+# epoch, then for each limit what is spent and the seconds until it is not.
 _ENTER = """
 local time = redis.call('TIME')
 local now = time[1] + time[2] / 1000000
 local refusable, place, places, held = ARGV[1] == '1', ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
-local step, kept_s, undone = ARGV[5], tonumber(ARGV[6]), ARGV[7]
+local step, kept_s, undone, taken_in = ARGV[5], tonumber(ARGV[6]), ARGV[7], ARGV[8]
+local epoch = redis.call('HGET', KEYS[1], 'epoch') or step
+local elsewhere = taken_in ~= '' and taken_in ~= epoch
 redis.call('ZREMRANGEBYSCORE', KEYS[3], '-inf', now)
 local void = redis.call('ZSCORE', KEYS[3], step)
 if undone ~= '' and not redis.call('ZSCORE', KEYS[3], undone) then
@@ -55,9 +59,10 @@ if undone ~= '' and not redis.call('ZSCORE', KEYS[3], undone) then
 end
 if void then refusable = false end
 local limits, short, wait, lives = {}, 0, 0, 0
-for i = 8, #ARGV, 5 do
+for i = 9, #ARGV, 5 do
   local one = {name = ARGV[i], most = tonumber(ARGV[i + 1]), period = tonumber(ARGV[i + 2]),
                slides = ARGV[i + 3] == '1', amount = void and 0 or tonumber(ARGV[i + 4])}
+  if elsewhere then one.amount = math.max(0, one.amount) end
   local kept = redis.call('HMGET', KEYS[1], one.name, one.name .. ':at')
   one.spent = tonumber(kept[1] or '0')
   local at = tonumber(kept[2] or '0')
@@ -95,11 +100,11 @@ if short == 0 then
   redis.call('ZADD', KEYS[3], now + kept_s, step)
   if redis.call('TTL', KEYS[3]) < kept_s then redis.call('EXPIRE', KEYS[3], math.ceil(kept_s) + 1) end
 end
-local answer = {tostring(short), tostring(wait)}
+local answer = {tostring(short), tostring(wait), epoch}
 for _, one in ipairs(limits) do
   if short == 0 then
     one.spent = math.max(0, one.spent + one.amount)
-    redis.call('HSET', KEYS[1], one.name, string.format('%.6f', one.spent),
+    redis.call('HSET', KEYS[1], 'epoch', epoch, one.name, string.format('%.6f', one.spent),
                one.name .. ':at', string.format('%.6f', now))
   end
   local reset = 0
@@ -128,7 +133,8 @@ return redis.call('EXPIRE', KEYS[1], math.ceil(tonumber(ARGV[1])) + 1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """Something to be entered at most once. `undoes`: only if that step was done. `at`: when it was made, by
+    """Something to be entered at most once. `undoes`: only if that step was done. `epoch`: what it gives back was taken
+    then. `at`: when it was made, by
     time.time; `made` the same by time.monotonic, which nobody sets.
     """
 
@@ -137,6 +143,7 @@ class Step:
     place: Place | None
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     undoes: str = ""
+    epoch: str = ""
     at: float = field(default_factory=time.time)
     made: float = field(default_factory=time.monotonic)
 
@@ -183,7 +190,8 @@ class SharedCounters(Counters):
             back = [(limit, -amount) for limit, amount in amounts]
             self._correct(Step(subject=subject, amounts=back, place=place, undoes=step.id))
             raise
-        short, wait, *told = [float(one) for one in answer]
+        short, wait, epoch = float(answer[0]), float(answer[1]), answer[2].decode()
+        told = [float(one) for one in answer[3:]]
         levels = tuple(_levels(amounts, told))
         if short > 0:
             limit = amounts[int(short) - 1][0]
@@ -194,13 +202,13 @@ class SharedCounters(Counters):
             self._places.setdefault(subject, set()).add(place.id)
             if self._renewing is None:
                 self._renewing = asyncio.create_task(self._keep_renewing())
-        return Taken(counters=self, levels=levels)
+        return Taken(counters=self, levels=levels, epoch=epoch)
 
-    def finish(self, subject: str, amounts: Amounts, place: Place | None = None) -> None:
+    def finish(self, subject: str, amounts: Amounts, place: Place | None = None, *, epoch: str = "") -> None:
         if place is not None:
             self._forget(subject, place)
         if amounts or place is not None:
-            self._correct(Step(subject=subject, amounts=amounts, place=place))
+            self._correct(Step(subject=subject, amounts=amounts, place=place, epoch=epoch))
 
     async def close(self) -> None:
         self._closing = True
@@ -217,7 +225,7 @@ class SharedCounters(Counters):
     def _entered(self, step: Step, *, refusable: bool) -> "asyncio.Future[list[bytes]]":
         arguments: list[str | float] = ["1" if refusable else "0"]
         arguments += [step.place.id, step.place.most, self._held_s] if step.place else ["", 0, 0]
-        arguments += [step.id, _REMEMBERED_S, step.undoes]
+        arguments += [step.id, _REMEMBERED_S, step.undoes, step.epoch]
         for limit, amount in step.amounts:
             arguments += [limit.name, limit.most, limit.period_s, int(limit.sliding), amount]
         return self._enter.run([_name(step.subject, what) for what in ("spent", "places", "steps")], arguments)

@@ -32,7 +32,7 @@ class _Reserved:
         limits = [level.limit for level in self.taken.levels]
         back = [max(more, -limit.standing(self.tokens, self.at, now)) for limit in limits]
         if any(back):
-            self.taken.counters.finish(self.name, list(zip(limits, back, strict=True)))
+            self.taken.counters.finish(self.name, list(zip(limits, back, strict=True)), epoch=self.taken.epoch)
 
 
 @dataclass(slots=True)

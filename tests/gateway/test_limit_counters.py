@@ -246,6 +246,21 @@ async def test_the_server_remembers_a_step_for_longer_than_it_is_tried_again(url
     await counters.close()
 
 
+async def test_what_was_taken_before_the_server_was_emptied_is_not_given_back(url: str) -> None:
+    client: Any = connect(url, password=None, timeout_s=30)
+    counters, much = shared_at(url), limit(1000, sliding=False)
+    first = await counters.take("emptied", [(much, 600)])
+    await client.delete("promptsluice:limits:{emptied}:spent")  # as by a restart
+    second = await counters.take("emptied", [(much, 400)])
+    counters.finish("emptied", [(much, -500)], epoch=first.epoch)
+    assert await spent(counters, "emptied", much) == 400
+    counters.finish("emptied", [(much, 50)], epoch=first.epoch)
+    counters.finish("emptied", [(much, -300)], epoch=second.epoch)
+    assert await spent(counters, "emptied", much) == 150, "what more was used counts, and what is there comes back"
+    await client.aclose()
+    await counters.close()
+
+
 async def test_what_is_kept_in_the_server_goes_by_itself(url: str) -> None:
     counters = shared_at(url)
     await counters.take("short", [(limit(10, period_s=60, name="minute"), 5)])
@@ -398,7 +413,7 @@ class Fickle(Counters):
             raise TimeoutError
         return Taken(counters=self, levels=())
 
-    def finish(self, subject: str, amounts: Amounts, place: Place | None = None) -> None: ...
+    def finish(self, subject: str, amounts: Amounts, place: Place | None = None, *, epoch: str = "") -> None: ...
 
 
 def guarded(shared: Counters, fail: Literal["open", "closed"], clock: Clock) -> tuple[GuardedCounters, Any]:
