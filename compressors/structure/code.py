@@ -16,10 +16,10 @@ from ..options import flag, kinds, option
 from ..protect import protected_spans
 from ..result import LATE_NOTE, Piece, Rewrite, Span
 from ..spans import union
-from .languages import LANGUAGES, guessed, named
+from .languages import LANGUAGES, dialect, foreign, guessed, named
 from .syntax import Function, Syntax, syntax_of
 
-_FENCE = re.compile(r"^[ ]{0,3}(`{3,}|~{3,})[ \t]*([^\s`]*)[^\n`]*$", re.MULTILINE)
+_FENCE = re.compile(r"^[ ]{0,3}+(`{3,}+|~{3,}+)[ \t]*+([^\s`]*+)[^\n`]*+$", re.MULTILINE)
 _HUNK = re.compile(r"^@@ -\d", re.MULTILINE)
 _LEFT_OUT = "{count} lines left out"
 # Comments that tools read, and what this compressor wrote itself.
@@ -29,12 +29,12 @@ _DIRECTIVE = re.compile(
     re.IGNORECASE,
 )
 _DOCUMENTS = re.compile(r"/\*[*!](?!/)|//[/!]")
-_NAME = re.compile(r"([\w~$]+)\s*(?:<[^<>()]{0,200}>)?\s*\(")
+_NAME = re.compile(r"(?<![\w~$])([\w~$]{1,200})\s{0,20}(?:<[^<>()]{0,200}>)?\s*\(")
 _LINE_END = re.compile(r"[ \t\r]*+(?:\n|\Z)")
 _SPACE = re.compile(r"\s*+")
 _WORD = re.compile(r"[\w~$]{3,}")
 _FEWEST = 3  # lines of a body: of fewer, more would be said than left out
-_BROKEN = 0.2  # a whole text of which more could not be parsed was no source in that language
+_FEWEST_CUES = 3  # lines by which a text without fences is taken for source
 # Without a deadline of the request, so long and so much per character; usual source takes a hundredth.
 _SECONDS, _PER_CHAR = 0.5, 5e-6
 _OF_THE_TIME = 0.6  # what is left of the request's; the parser ends a little after it was told to
@@ -45,8 +45,8 @@ class Code(TextCompressor):
     """`comments` go (not those that tools read, nor shebangs); `docstrings`: documentation goes too, `bodies`: those of
     functions with three lines or more, but for functions that the question names.
 
-    What could not be parsed stays, and so does what stands between keep marks. The source that is left parses where it
-    did before; with `bodies` it is an outline.
+    What could not be parsed stays (all of a text whose language is guessed), and so does what stands between keep
+    marks. The source that is left parses where it did before; with `bodies` it is an outline.
     """
 
     name = "code"
@@ -64,11 +64,10 @@ class Code(TextCompressor):
         bodies: list[_Cut] = []
         rest: list[_Cut] = []
         late = False
-        for start, end, language, certain in _sources(task.text):
+        for (start, end), language, syntax in _sources(task.text, context):
             source = task.text[start:end]
-            syntax = None if context.expired() else syntax_of(source, language, expired=_limit(len(source), context))
-            late = late or syntax is None
-            if syntax is None or (not certain and _size(syntax.errors) > _BROKEN * len(source)):
+            if syntax is None:
+                late = True
                 continue
             if self.bodies:
                 bodies += [cut.moved(start) for cut in self._bodies(source, syntax, language, task.question)]
@@ -111,23 +110,52 @@ class _Cut:
         return _Cut(self.start + by, self.end + by, self.instead)
 
 
-def _sources(text: str) -> Iterator[tuple[int, int, str, bool]]:
-    """Where source code stands, its language, and whether the text itself says so."""
-    fences = list(_FENCE.finditer(text))
-    if not fences:
-        language = None if _HUNK.search(text) else guessed(text)
-        if language is not None:
-            yield 0, len(text), language, False
+def _sources(text: str, context: CompressionContext) -> Iterator[tuple[Span, str, Syntax | None]]:
+    """Where source code stands, its language, and what was parsed in time.
+
+    A language that was only guessed must explain all of a text. Fences count where the text around them is no source
+    itself: a program may have Markdown in its strings.
+    """
+    fences = list(_fenced(text))
+    around = "".join(_between(text, [block for block, _, _ in fences]))
+    if _HUNK.search(around) or foreign(around):
         return
+    language, cues = guessed(around)
+    if language is not None and cues >= (1 if fences else _FEWEST_CUES):
+        language = dialect(language, text)
+        syntax = _parsed(text, language, context)
+        if syntax is None or not syntax.broken:
+            yield (0, len(text)), language, syntax
+        if syntax is None or not syntax.broken or cues >= _FEWEST_CUES:
+            return
+    for _, (start, end), name in fences:
+        language = named(name)
+        if language is not None and start < end:
+            language = dialect(language, text[start:end])
+            yield (start, end), language, _parsed(text[start:end], language, context)
+
+
+def _fenced(text: str) -> Iterator[tuple[Span, Span, str]]:
+    """Fenced blocks, what is in them, and what their fences name."""
     opening: re.Match[str] | None = None
-    for fence in fences:
+    for fence in _FENCE.finditer(text):
         if opening is None:
             opening = fence
         elif fence[1].startswith(opening[1]) and not fence[2]:
-            language = named(opening[2])
-            if language is not None and opening.end() + 1 < fence.start():
-                yield opening.end() + 1, fence.start(), language, True
+            yield (opening.start(), fence.end()), (opening.end() + 1, fence.start()), opening[2]
             opening = None
+
+
+def _between(text: str, spans: Sequence[Span]) -> Iterator[str]:
+    """A text but for some spans, ascending and disjoint."""
+    done = 0
+    for start, end in [*spans, (len(text), len(text))]:
+        yield text[done:start]
+        done = end
+
+
+def _parsed(source: str, language: str, context: CompressionContext) -> Syntax | None:
+    return None if context.expired() else syntax_of(source, language, expired=_limit(len(source), context))
 
 
 def _limit(chars: int, context: CompressionContext) -> Callable[[], bool]:
@@ -216,7 +244,3 @@ def _overlaps(span: Span, others: Sequence[Span]) -> bool:
     """Whether a span shares anything with any of others, ascending and disjoint."""
     at = max(bisect_right(others, span[0], key=lambda one: one[0]) - 1, 0)
     return any(start < span[1] and span[0] < end for start, end in others[at : at + 2])
-
-
-def _size(spans: Sequence[Span]) -> int:
-    return sum(end - start for start, end in union(spans))

@@ -11,7 +11,21 @@ from importlib import import_module
 from typing import Any
 
 _LOOKED_AT = 20_000  # characters by which a language is guessed
-_FEWEST = 3  # lines that look like it
+# How lines begin in languages that are not known here, and look like one that is: nothing is guessed beside them.
+_FOREIGN = re.compile(
+    r"^[ \t]*+(?:using[ ][\w.]++;|namespace[ ]\w++[.;]"  # C#
+    r"|(?:(?:override|private|protected|internal|public|suspend|inline)[ ])*+(?:fun[ ][\w<]|val[ ]\w|data[ ]class[ ])"
+    r"|package[ ]\w++\.[\w.]++[ \t]*$|companion[ ]object\b|object[ ]\w++[ ][^\n]{0,200}\{"  # Kotlin, Scala
+    r"|(?:\w++[ ])?func[ ][^\n]{1,200}->|guard[ ](?:let|var)[ ]|(?:extension|protocol)[ ]\w"
+    r"|import[ ](?:Foundation|UIKit|AppKit|SwiftUI|Combine|XCTest)\b"  # Swift
+    r"|\#import\b|@(?:implementation|end)\b|@property[ ]?\("  # Objective-C
+    r"|import[ ]'(?:package|dart):|(?:end|fi|esac|done)[ \t]*$|use[ ](?:strict|warnings);"  # Dart, Ruby, shells, Perl
+    r"|sub[ ]\w++[ ]\{|pragma[ ]solidity\b|\#!/\S*?/(?:env[ ])?(?:ba|z|k|da)?sh\b)"
+    r"|^<(?:template|script|style|html|head|body|!doctype|\?php)\b"  # Vue, Svelte, pages, PHP
+    r"|[=(,+][ ]?(?:@|\$@|@\$)\"",  # C#'s verbatim strings, in which a backslash is a backslash
+    re.MULTILINE | re.IGNORECASE,
+)
+_MARKUP = re.compile(r"</[\w>]|/>")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +54,7 @@ _SCRIPT_FUNCTIONS = (
     "method_definition",
 )
 _SCRIPT_CUES = (
-    r"(?:export[ ]|default[ ])*+(?:(?:const|let|var)[ ]\w|(?:async[ ])?function\b|class[ ]\w+[ \w]*\{)"
+    r"(?:export[ ]|default[ ])*+(?:(?:const|let|var)[ ]\w|(?:async[ ])?function\b|class[ ]\w[ \w]*+\{)"
     r"|import[ ][^\n]{1,200}from[ ]['\"]|module\.exports\b"
 )
 _C_CUES = r"\#(?:include|define|if|ifdef|ifndef|endif)\b|(?:static|extern|struct|typedef|int|void|char|size_t)[ ]"
@@ -59,6 +73,8 @@ LANGUAGES: Mapping[str, Language] = {
         cues=_SCRIPT_CUES + r"|(?:export[ ])?(?:interface|type|enum|namespace)[ ]\w|(?:readonly|declare)[ ]\w"
         r"|[^\n]{0,200}:[ ](?:string|number|boolean|unknown|void|Promise<)",
     ),
+    # It is told by `dialect`.
+    "tsx": Language(grammar=("tree_sitter_typescript", "language_tsx"), functions=_SCRIPT_FUNCTIONS, cues="(?!)"),
     "javascript": Language(
         grammar=("tree_sitter_javascript", "language"), functions=_SCRIPT_FUNCTIONS, cues=_SCRIPT_CUES
     ),
@@ -104,15 +120,25 @@ def named(name: str) -> str | None:
     return word if word in LANGUAGES else None
 
 
-def guessed(text: str) -> str | None:
-    """The language that most lines of a text look like; None where few look like any."""
+def dialect(language: str, source: str) -> str:
+    """The language whose grammar reads this source: TypeScript with markup has one of its own."""
+    return "tsx" if language == "typescript" and _MARKUP.search(source) else language
+
+
+def foreign(text: str) -> bool:
+    """Whether a line of a text is of a language that is not known here."""
+    return _FOREIGN.search(text[:_LOOKED_AT]) is not None
+
+
+def guessed(text: str) -> tuple[str | None, int]:
+    """The language that most lines of a text look like, None where no line looks like any, and how many do."""
     head = text[:_LOOKED_AT]
     found = {name: sum(1 for _ in _cues(name).finditer(head)) for name in LANGUAGES}
     for wider, narrower in _NARROWER.items():
         if found[wider] == found[narrower]:
             found[wider] = 0
     best = max(found, key=lambda name: found[name])
-    return best if found[best] >= _FEWEST else None
+    return (best if found[best] else None), found[best]
 
 
 @cache

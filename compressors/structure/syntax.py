@@ -30,12 +30,13 @@ class Function:
 
 @dataclass(frozen=True, slots=True)
 class Syntax:
-    """Spans of a text in characters, each list ascending."""
+    """Spans of a text in characters, each list ascending. `broken`: something is wrong or missing."""
 
     comments: list[Span]
     docs: list[Span]
     functions: list[Function]
     errors: list[Span]
+    broken: bool
 
 
 def syntax_of(source: str, language: str, *, expired: Callable[[], bool]) -> Syntax | None:
@@ -54,7 +55,7 @@ def syntax_of(source: str, language: str, *, expired: Callable[[], bool]) -> Syn
     except ValueError:  # what the binding says of a parse that was stopped
         return None
     place = _places(source, text)
-    known, found = LANGUAGES[language], Syntax([], [], [], [])
+    known, found = LANGUAGES[language], Syntax([], [], [], [], bool(tree.root_node.has_error))
     for seen, (node, first) in enumerate(_nodes(tree)):
         if seen % _STRIDE == 0 and expired():
             return None

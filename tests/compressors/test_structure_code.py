@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from promptsluice.compressors import CompressionContext, create
 from promptsluice.compressors.base import Task
 from promptsluice.compressors.structure.code import Code
-from promptsluice.compressors.structure.languages import LANGUAGES, guessed, named
+from promptsluice.compressors.structure.languages import LANGUAGES, foreign, guessed, named
 from promptsluice.compressors.structure.syntax import syntax_of
 from promptsluice.prompt import Prompt
 
@@ -171,12 +171,89 @@ def test_languages_by_name_and_by_looks() -> None:
     assert named("{.ts}") == "typescript"
     assert named("C++") == "cpp"
     assert named("klingon") is None
-    assert guessed(PYTHON) == "python"
-    assert guessed(SCRIPT) == "javascript"
-    assert guessed("interface A {\n  b: string\n}\nexport const c: A = 1;\nexport class D {}\n") == "typescript"
-    assert guessed("A text about nothing.\n" * 40) is None
+    assert named("tsx") == "tsx"
+    assert guessed(PYTHON)[0] == "python"
+    assert guessed(SCRIPT)[0] == "javascript"
+    assert guessed("interface A {\n  b: string\n}\nexport const c: A = 1;\nexport class D {}\n") == ("typescript", 4)
+    assert guessed("A text about nothing.\n" * 40) == (None, 0)
     own = Path(__file__).read_text(encoding="utf-8")
-    assert guessed(own) == "python"
+    assert guessed(own)[0] == "python"
+    assert not foreign(PYTHON + "@property\ndef a(self): ...\n")
+    assert not foreign(TSX + SCRIPT)
+
+
+TSX = """import React from 'react';
+interface Props { name: string }
+export const Help = (props: Props) => {
+  // gone
+  return <p>Visit http://example.com/docs for <b>more</b> help</p>;
+};
+export const Other: string = 'x';
+"""
+C_SHARP = """public class Runner : Base {
+    public void Go(int n) {
+        // one
+        var dir = @"C:\\tmp\\"; var url = "http://example.com/a"; Run(dir, url);
+    }
+    private int a;
+    struct Pair { int b; }
+}
+"""
+KOTLIN = """import a.b
+import c.d
+import e.f
+
+val url = "http://example.com" // x
+fun main() { val s = "# no" }
+"""
+SWIFT = """import Foundation
+let a = 1
+let b = 2
+let c = 3
+let d = #"a " // b"#
+"""
+VUE = "<template>\n  <p>a // b</p>\n</template>\n<script>\nconst a = 1\nconst b = 2\nconst c = 3 // x\n</script>\n"
+
+
+def test_markup_in_typescript_is_no_comment(prompt_of: PromptOf, context: Make) -> None:
+    for text in (TSX, f"Words.\n\n```ts\n{TSX}```\n", f"Words.\n\n```tsx\n{TSX}```\n"):
+        assert shortened(text, prompt_of, context) == text.replace("  // gone\n", "")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [C_SHARP, KOTLIN, SWIFT, VUE, PYTHON + "def broken(:\n", SCRIPT + "const a = (1;\n", SCRIPT + "function a() {"],
+)
+def test_a_language_that_does_not_explain_all_changes_nothing(source: str, prompt_of: PromptOf, context: Make) -> None:
+    assert shortened(source, prompt_of, context, **ALL) == source
+
+
+def test_fences_in_the_strings_of_a_program_are_strings(prompt_of: PromptOf, context: Make) -> None:
+    words = 'TEXT = """\n```python\n# stays\nx = 1\n```\n"""\n'
+    for before in ("import os\n# gone\n", "import os\nimport sys\nimport re\n# gone\n"):
+        assert shortened(before + words, prompt_of, context) == before.replace("# gone\n", "") + words
+    broken = f"import os\nimport sys\nimport re\n{words}\ndef a(:\n"
+    assert shortened(broken, prompt_of, context) == broken
+    kotlin = KOTLIN + words
+    assert shortened(kotlin, prompt_of, context) == kotlin
+    page = "Using it:\n\nimport the module\n\n```python\n# gone\nx = 1\n```\n"
+    assert "gone" not in shortened(page, prompt_of, context)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "~" * 20_000 + "`",
+        "```" + "a" * 20_000 + "`",
+        "```python\n" + "def a(b):\n    x=3\n" + "x" * 20_000 + "=>\n```\n",
+        "```js\n" + "(" + "x" * 20_000 + "=>{\n\n\n\n\n})\n```\n",
+        "class " + "a" * 20_000,
+        " " * 20_000 + "x",
+    ],
+)
+def test_lines_of_one_character_take_no_time(text: str, prompt_of: PromptOf, context: Make) -> None:
+    """What looks for source reads a line once: these took minutes."""
+    assert shortened(text, prompt_of, context) == text
 
 
 @pytest.mark.parametrize("unit", ["(", "[", "{", "a(", "/*", "`${", "# x\n", '"', "x=>", "\n", "/* a */ x "])
