@@ -282,6 +282,7 @@ def asked(begun: Begun, body: Mapping[str, Any], caller: Caller) -> dict[str, An
         "request_id": caller.request_id,
         "stream": bool(body.get("stream")),
         "include_usage": bool(options.get("include_usage")),
+        "charged": caller.ticket is not None and caller.ticket.counts_tokens,
         "tenant": caller.tenant,
         "headers": caller.forwarded,
         "unread": caller.path in _UNREAD and not caller.wants_report and begun.resolution.policy.cache is None,

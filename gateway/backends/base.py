@@ -35,6 +35,7 @@ class Asked:
     """What all requests for a completion have. A backend changes two things in it: `report` (tokens reused, recomputed,
     cached), and `reading`, which it begins when the prompt goes out to a server or into the engine.
 
+    `charged`: it has limits of tokens, so that its usage has to be known, whether its client asks for it or not.
     `model` is the name that the client asked for, without a policy suffix. `tenant` separates caches. `headers` are
     those of the client's headers that may go upstream. `unread`: nobody on the way back reads a stream's frames, and
     several may come as one (`Frame.framed`).
@@ -45,6 +46,7 @@ class Asked:
     request_id: str
     stream: bool = False
     include_usage: bool = False
+    charged: bool = False
     tenant: str = ""
     headers: Mapping[str, str] = field(default_factory=dict)
     unread: bool = False

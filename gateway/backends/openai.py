@@ -111,16 +111,20 @@ class UpstreamBackend(Backend):
         return cards
 
     async def complete(self, call: Call) -> Answer | Stream:
-        prompt = call.prompt.with_fields(model=call.model)
+        prompt = call.prompt.with_fields(model=call.model, **self._told(call, call.prompt.body))
         body = await asyncio.to_thread(prompt.render) if prompt.chars > _LARGE else prompt.render()
         return await self._asked(
             "/chat/completions", body, call, self._chat_form(call, prompt.body), key=self._key(call, prompt)
         )
 
     async def continue_text(self, call: TextCall) -> Answer | Stream:
-        body = call.raw
+        body, fields = call.raw, self._told(call, call.body)
         if call.model != call.body["model"]:
-            body = splice(body.decode(), replace={("model",): json.dumps(call.model)}).encode()
+            fields["model"] = call.model
+        if fields:
+            body = splice(
+                body.decode(), replace={(name,): json.dumps(value) for name, value in fields.items()}
+            ).encode()
         key = _beginning(call.body.get("prompt"), call.tenant) if self._by_prefix else b""
         return await self._asked("/completions", body, call, self._chat_form(call, call.body), key=key)
 
@@ -139,6 +143,12 @@ class UpstreamBackend(Backend):
 
     def _key(self, call: Call, prompt: Prompt) -> bytes:
         return _conversation(prompt, call.tenant) if self._by_prefix else b""
+
+    def _told(self, call: Asked, body: Mapping[str, Any]) -> dict[str, Any]:
+        """The field that has a stream tell its usage where only we want to know it; its reader keeps it to itself."""
+        if not (call.stream and call.charged and self._spec.stream_usage) or call.include_usage:
+            return {}
+        return {"stream_options": {**(body.get("stream_options") or {}), "include_usage": True}}
 
     def _chat_form(self, call: Asked, body: Mapping[str, Any]) -> ChatForm:
         continuous = bool((body.get("stream_options") or {}).get("continuous_usage_stats"))

@@ -113,6 +113,8 @@ class OpenAIBackend(Spec):
     `fallbacks` are asked in their order, once each, while nothing of an answer has been sent.
     `messages`: whether bodies of Anthropic's Messages API go to it as chats, or as they came, to `base_url`/messages,
     with the key in the header `messages_key`.
+    `stream_usage`: whether streams that are charged to limits of tokens are asked for their usage, too, if their client
+    does not ask; off for old servers that refuse `stream_options`, whose streams are then charged by estimate.
     """
 
     kind: Literal["openai"]
@@ -127,6 +129,7 @@ class OpenAIBackend(Spec):
     max_connections: Annotated[int, Field(ge=1)] = 256
     messages: Literal["translated", "native"] = "translated"
     messages_key: Literal["x-api-key", "authorization"] = "x-api-key"
+    stream_usage: bool = True
     fallbacks: Items[FallbackSpec] = ()
 
     @model_validator(mode="after")

@@ -31,6 +31,7 @@ server: {{api_keys: [{{name: one, sha256: {digest("one")}, limits: {{tokens_per_
 backends:
   far: {{kind: openai, base_url: "http://127.0.0.1:9/v1", models: [far]}}
   native: {{kind: openai, base_url: "http://127.0.0.1:9/v1", models: [native], messages: native}}
+  old: {{kind: openai, base_url: "http://127.0.0.1:9/v1", models: [old], stream_usage: false}}
 """
 
 
@@ -114,6 +115,35 @@ async def test_who_leaves_before_an_answer_begins_pays_the_prompt(house: House, 
     await asked.leave()
     assert not asked.sent
     assert PROMPT - 1 <= house.charged <= PROMPT + 30, "an estimate, for embeddings of the whole body"
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+async def test_a_stream_pays_for_thoughts_that_nobody_is_shown(house: House, path: str) -> None:
+    sent: list[dict[str, Any]] = []
+    usage = b'data: {"choices": [], "usage": {"prompt_tokens": 300, "completion_tokens": 5000}}\n\n'
+
+    async def answer(request: httpx.Request) -> httpx.Response:
+        sent.append(json.loads(request.content))
+        asked = (sent[-1].get("stream_options") or {}).get("include_usage")
+        words = chunk({"content": "word"}) + chunk({}, finish_reason="stop") + (usage if asked else b"")
+        return httpx.Response(
+            200,
+            headers={"content-type": "text/event-stream"},
+            content=words + b"data: [DONE]\n\n",
+            request=request,
+        )
+
+    house.upstream.handle_async_request = answer
+    asked = house.ask(path, stream=True, stream_options={"include_usage": False})
+    await asked.done
+    assert sent[0]["stream_options"] == {"include_usage": True} and house.charged == 5300
+    body = b"".join(message.get("body", b"") for message in asked.sent)
+    assert b"word" in body and b"5000" not in body, "its client did not ask"
+    await house.ask(path, stream=True).done
+    assert sent[1]["stream_options"] == {"include_usage": True} and house.charged == 2 * 5300
+    await house.ask(path).done
+    await house.ask(path, model="old", stream=True).done
+    assert all("stream_options" not in one for one in sent[2:]) and len(sent) == 4
 
 
 class Late(httpx.AsyncByteStream):
