@@ -8,17 +8,19 @@ from asyncio import AbstractEventLoop, TimerHandle, Transport
 from collections.abc import Callable
 from typing import Any, cast
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn._types import ASGI3Application
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from .edge import LEAVING, WHOLE
 
 _LATE = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 _LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+_AHEAD = 4  # requests that a connection may have sent ahead while it is still read
 
 
 class _Corked:
     """What uvicorn writes a connection's answers to: a head goes out together with what follows in the same turn of the
-    loop.
+    loop. Nothing goes out on a connection that is lost.
     """
 
     def __init__(self, transport: Transport, loop: AbstractEventLoop) -> None:
@@ -27,15 +29,15 @@ class _Corked:
 
     def write(self, data: bytes) -> None:
         if self._held:
-            data, self._held = self._held + data, b""
-            self._transport.write(data)
+            self._held += data
+            self.flush()
         elif data:
             self._held = data
             self._loop.call_soon(self.flush)
 
     def flush(self) -> None:
-        if self._held:
-            data, self._held = self._held, b""
+        data, self._held = self._held, b""
+        if data and not self._transport.is_closing():
             self._transport.write(data)
 
     def close(self) -> None:
@@ -52,6 +54,9 @@ class BoundedProtocol(HttpToolsProtocol):
 
     When the server shuts down, a connection that has asked for nothing yet has `late_s` to do so: its request may be on
     the way already.
+
+    A client that leaves is noticed only while its connection is read: so it is while a request is answered, unless the
+    client has sent much more than that request. An upgrade is never made: such a request is answered as any other.
     """
 
     head_s: float = 30.0
@@ -62,6 +67,7 @@ class BoundedProtocol(HttpToolsProtocol):
     _waiting: TimerHandle | None = None
     _stalled: TimerHandle | None = None
     _last: TimerHandle | None = None
+    _answered: RequestResponseCycle | None = None
     _in_head = True
     _seen = 0
 
@@ -77,6 +83,9 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._last is not None:
             self._last.cancel()
         super().connection_lost(exc)
+        if self._answered is not None and not self._answered.response_complete:  # uvicorn tells the last request only
+            self._answered.disconnected = True
+            self._answered.message_event.set()
         for leave in list(self._leaving):
             leave()
 
@@ -102,10 +111,12 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._last is not None:
             self._last.cancel()
             self.cycle.keep_alive = False
+        self._read_on()
 
     def on_message_complete(self) -> None:
         self.scope.setdefault("extensions", {})[WHOLE] = {}
         super().on_message_complete()
+        self._read_on()
 
     def shutdown(self) -> None:
         if self.cycle is None and not self.transport.is_closing():
@@ -127,6 +138,21 @@ class BoundedProtocol(HttpToolsProtocol):
     def resume_writing(self) -> None:
         self._taken()
         super().resume_writing()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._answered = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def _should_upgrade(self) -> bool:
+        return False
+
+    def _unsupported_upgrade_warning(self) -> None:
+        pass  # what a client asks for is no fault of the server's, whose log it would fill
+
+    def _read_on(self) -> None:
+        """uvicorn stops reading at a body beyond 64 KiB until it is taken, and at a request that waits for its turn."""
+        if len(self.pipeline) < _AHEAD:
+            self.flow.resume_reading()
 
     def _give_up(self, said: bytes) -> None:
         """Only where no request is being answered on the connection, may something be said that is no answer to it."""

@@ -59,6 +59,7 @@ def run(app: FastAPI, *, host: str, port: int, drain_s: float, log_level: str = 
         timeout_graceful_shutdown=max(1, round(drain_s)),
         lifespan="on",
         http=BoundedProtocol,
+        ws="none",
     )
     # What has been imported and made until now stays: full collections need not look at it again and again.
     gc.freeze()

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import uvicorn
+from promptsluice.gateway.edge import Edge
+from promptsluice.gateway.metrics import Metrics
 from promptsluice.gateway.protocol import BoundedProtocol
 from uvicorn.server import ServerState
 
@@ -34,6 +36,25 @@ class App:
             self.ended.set()
 
 
+class Endless:
+    """Behind the edge: works on a request until it is stopped; tells when it begins and when its client is gone."""
+
+    def __init__(self) -> None:
+        self.begun, self.stopped, self.served = asyncio.Event(), asyncio.Event(), 0
+        self.edge = Edge(self, max_body_bytes=1 << 20, body_timeout_s=FOREVER_S, metrics=Metrics(), admit=self._admit)
+
+    async def _admit(self, scope: Any) -> None:
+        """Everybody."""
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        self.served += 1
+        self.begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.stopped.set()
+
+
 @asynccontextmanager
 async def connected(port: int) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -48,8 +69,8 @@ async def connected(port: int) -> AsyncIterator[tuple[asyncio.StreamReader, asyn
 
 
 @asynccontextmanager
-async def serving(app: App, **bounds: float) -> AsyncIterator[tuple[int, ServerState]]:
-    config = uvicorn.Config(app, log_level="warning")
+async def serving(app: Any, **bounds: float) -> AsyncIterator[tuple[int, ServerState]]:
+    config = uvicorn.Config(app, log_level="warning", log_config=None)
     config.load()
     state = ServerState()
     kind = type("Bounded", (BoundedProtocol,), {"head_s": FOREVER_S, "stalled_s": FOREVER_S, **bounds})
@@ -141,3 +162,74 @@ async def test_a_request_that_is_on_its_way_at_shutdown_is_served(asks: bool) ->
         answer = await reader.read()
         assert answer.endswith(b"ok") and b"connection: close" in answer if asks else answer == b""
         assert app.served == asks
+
+
+@pytest.mark.parametrize("size", [0, 70_000, 128_000, 500_000])
+async def test_a_client_that_leaves_is_noticed_however_long_its_body(size: int) -> None:
+    app = Endless()
+    async with serving(app.edge) as (port, state), connected(port) as (_, writer):
+        writer.write(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % size)
+        await writer.drain()
+        while not state.tasks:  # noqa: ASYNC110 - the head is there before the body
+            await asyncio.sleep(0)
+        writer.write(bytes(size))
+        await asyncio.wait_for(app.begun.wait(), 60)
+        writer.close()
+        await asyncio.wait_for(app.stopped.wait(), 60)
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+async def test_a_client_that_leaves_with_requests_that_wait_is_noticed(
+    at_once: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = Endless()
+    async with serving(app.edge) as (port, state), connected(port) as (_, writer):
+        for piece in [GET + GET + GET] if at_once else [GET, GET + GET]:
+            writer.write(piece)
+            await asyncio.wait_for(app.begun.wait(), 60)
+        writer.close()
+        await asyncio.wait_for(app.stopped.wait(), 60)
+        while state.tasks:  # noqa: ASYNC110 - the server's own
+            await asyncio.sleep(0)
+        assert app.served == 1 and not [line for line in caplog.messages if "ASGI" in line]
+
+
+async def test_who_sends_far_ahead_waits_for_his_answers() -> None:
+    app = App()
+    async with serving(app) as (port, _), connected(port) as (reader, writer):
+        writer.write(GET * 50)
+        answers = b""
+        while answers.count(b"ok") < 50:
+            answers += await reader.read(1 << 16)
+        assert app.served == 50
+
+
+@pytest.mark.parametrize("wanted", [b"websocket", b"h2c"])
+async def test_an_upgrade_is_answered_as_a_plain_request(wanted: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    app = App()
+    async with serving(app) as (port, _), connected(port) as (reader, writer):
+        for piece in (GET[:-2] + b"connection: upgrade\r\nupgrade: %s\r\n\r\n" % wanted, GET):
+            writer.write(piece)
+            assert (await reader.readuntil(b"ok")).startswith(b"HTTP/1.1 200 ")
+        assert app.served == 2 and not caplog.messages
+
+
+async def test_nothing_is_written_on_a_connection_that_is_lost(caplog: pytest.LogCaptureFixture) -> None:
+    class Lost(BoundedProtocol):
+        def connection_lost(self, exc: Exception | None) -> None:
+            super().connection_lost(exc)
+            for _ in range(9):  # asyncio complains from the fifth on
+                self._corked.write(b"a head")
+                self._corked.flush()
+                self._corked.write(b"another")
+                self._corked.write(b"and more")
+            lost.set()
+
+    lost, config, state = asyncio.Event(), uvicorn.Config(App(), log_level="warning"), ServerState()
+    config.load()
+    server = await asyncio.get_running_loop().create_server(lambda: Lost(config, state, {}), "127.0.0.1", 0)
+    async with server, connected(server.sockets[0].getsockname()[1]) as (_, writer):
+        writer.close()
+        await asyncio.wait_for(lost.wait(), 60)
+        await asyncio.sleep(0)
+        assert not caplog.messages
