@@ -5,7 +5,7 @@ fenced blocks that name one. Fenced blocks of messages are segments of their own
 """
 
 import re
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -17,22 +17,31 @@ from ..protect import protected_spans
 from ..result import LATE_NOTE, Piece, Rewrite, Span
 from ..spans import union
 from .languages import LANGUAGES, dialect, foreign, guessed, named
-from .syntax import Function, Syntax, syntax_of
+from .syntax import Syntax, syntax_of
 
 _FENCE = re.compile(r"^[ ]{0,3}+(`{3,}+|~{3,}+)[ \t]*+([^\s`]*+)[^\n`]*+$", re.MULTILINE)
 _HUNK = re.compile(r"^@@ -\d", re.MULTILINE)
 _LEFT_OUT = "{count} lines left out"
-# Comments that tools read, and what this compressor wrote itself.
+# Comments that tools read, wherever in a comment they are told, and what this compressor wrote itself.
 _DIRECTIVE = re.compile(
-    r"#!|[-*#/\s!]*+(?:coding[:=]|type:|noqa|pragma|pylint|pyright|mypy|ruff|fmt:|isort|eslint|prettier|tslint|jshint"
-    r"|istanbul|@ts-|@flow|go:|\+build|nolint|clang-|SPDX|cspell|\d+ lines left out)",
+    r"\A(?:#!|/\*\s{0,9}(?:globals?|exported)\s|//(?:export|line)\s)|[@#]__(?:PURE|NO_SIDE_EFFECTS|INLINE|NOINLINE)__"
+    r"|\b(?:(?:file)?(?:en)?coding\s?[:=]|type:|pragma|pylint|pyright|pyre-|pytype|mypy|ruff|fmt:|yapf|isort|black:"
+    r"|autopep8|codespell|cython:|distutils:|doctest:|nosemgrep|vim?:|go:\w|lint:|rustfmt|tarpaulin|eslint|tslint"
+    r"|jshint|jslint|jscs|oxlint|stylelint|prettier|biome-|rome-|deno-|dprint-|istanbul|[cv]8\s|webpack\w*:|swc-|clang-"
+    r"|cppcheck|iwyu|sourceMappingURL|sourceURL|fall[ -]?(?:through|thru)|SPDX|cspell|spell-?checker|noinspection"
+    r"|checkstyle|code\sgenerated|\d+\slines\sleft\sout)"
+    r"|no(?:qa|sec|lint|sonar)|\+build\b|-\*-|\$Flow|<(?:reference|amd-)|@(?:ts-|flow|no-?flow|jsx|vite-|formatter|generated"
+    r"|preserve|license|cc_on|strict\b|format\b|noformat\b|noprettier\b)",
     re.IGNORECASE,
 )
+# Comments that are a program's, or its metadata: C before Go's import "C", and the block of PEP 723.
+_C_IN_GO = re.compile(r"^import[ \t]++\"C\"", re.MULTILINE)
+_METADATA = re.compile(r"# /// [\w-]++\s*+\Z")
 _DOCUMENTS = re.compile(r"/\*[*!](?!/)|//[/!]")
-_NAME = re.compile(r"(?<![\w~$])([\w~$]{1,200})\s{0,20}(?:<[^<>()]{0,200}>)?\s*\(")
 _LINE_END = re.compile(r"[ \t\r]*+(?:\n|\Z)")
 _SPACE = re.compile(r"\s*+")
-_WORD = re.compile(r"[\w~$]{3,}")
+_WORD = re.compile(r"[\w$]+")
+_NEWLINE = re.compile(r"\n")
 _FEWEST = 3  # lines of a body: of fewer, more would be said than left out
 _FEWEST_CUES = 3  # lines by which a text without fences is taken for source
 # Without a deadline of the request, so long and so much per character; usual source takes a hundredth.
@@ -43,7 +52,7 @@ _OF_THE_TIME = 0.6  # what is left of the request's; the parser ends a little af
 @dataclass(frozen=True, kw_only=True)
 class Code(TextCompressor):
     """`comments` go (not those that tools read, nor shebangs); `docstrings`: documentation goes too, `bodies`: those of
-    functions with three lines or more, but for functions that the question names.
+    functions with three lines or more, but for functions that the question names and what is within or around them.
 
     What could not be parsed stays (all of a text whose language is guessed), and so does what stands between keep
     marks. The source that is left parses where it did before; with `bodies` it is an outline.
@@ -71,31 +80,33 @@ class Code(TextCompressor):
                 continue
             if self.bodies:
                 bodies += [cut.moved(start) for cut in self._bodies(source, syntax, language, task.question)]
-            rest += [cut.moved(start) for cut in self._remarks(source, syntax)]
+            rest += [cut.moved(start) for cut in self._remarks(source, syntax, language)]
         note = f"{LATE_NOTE}: not all source was parsed, and the rest kept" if late else ""
         chosen = _disjoint(bodies, task.protected)
         gone = [(cut.start, cut.end) for cut in chosen]
         chosen += [cut for cut in _disjoint(rest, task.protected) if not _overlaps((cut.start, cut.end), gone)]
         return Rewrite(_without(task.text, sorted(chosen)).pieces, note)
 
-    def _remarks(self, source: str, syntax: Syntax) -> "Iterator[_Cut]":
+    def _remarks(self, source: str, syntax: Syntax, language: str) -> "Iterator[_Cut]":
         """Comments and documentation that go."""
-        errors = union(syntax.errors)
+        errors = union([*syntax.errors, *_kept(source, syntax, language)])
         for span in syntax.comments:
             comment = source[slice(*span)]
             wanted = self.docstrings if _DOCUMENTS.match(comment) else self.comments
-            if wanted and not _DIRECTIVE.match(comment) and not _overlaps(span, errors):
+            if wanted and not _DIRECTIVE.search(comment) and not _overlaps(span, errors):
                 yield from _comment(source, *span)
         for span in syntax.docs if self.docstrings else ():
             if not _overlaps(span, errors):
                 yield _docstring(source, span)
 
     def _bodies(self, source: str, syntax: Syntax, language: str, question: str) -> "Iterator[_Cut]":
-        asked = set(_WORD.findall(question))
+        words = set(_WORD.findall(question))
+        asked = union([one.span for one in syntax.functions if not words.isdisjoint(_WORD.findall(one.name))])
         docs = {} if self.docstrings else dict(syntax.docs)
+        lines = [newline.start() for newline in _NEWLINE.finditer(source)]
         for function in syntax.functions:
-            if not function.broken and _name(source, function) not in asked:
-                yield from _body(source, function.body, docs, indented=LANGUAGES[language].indented)
+            if not function.broken and not _overlaps(function.span, asked):
+                yield from _body(source, function.body, docs, lines, indented=LANGUAGES[language].indented)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -173,10 +184,11 @@ def _comment(source: str, start: int, end: int) -> Iterator[_Cut]:
     end -= source[end - 1] == "\n"  # some grammars count it in
     after = _LINE_END.match(source, end)
     if after and (not first or source[first - 1] == "\n"):
-        yield _Cut(first, after.end())
-    elif after:
+        # Behind a backslash the line stays, empty: the next one would be the macro's.
+        yield _Cut(first, end if source.endswith(("\\\n", "\\\r\n"), 0, first) else after.end())
+    elif after and source[first - 1] != "\\":
         yield _Cut(first, end)
-    elif "\n" not in source[start:end]:  # else it may end a line for the language
+    elif not after and "\n" not in source[start:end]:  # else it may end a line for the language
         fused = first == start and first and not source[first - 1].isspace() and not source[end].isspace()
         yield _Cut(first if source[end].isspace() else start, end, " " if fused else "")
 
@@ -196,8 +208,8 @@ def _docstring(source: str, span: Span) -> _Cut:
     return _Cut(start, end, "...") if alone else _Cut(first, after.end())
 
 
-def _body(source: str, body: Span, docs: dict[int, int], *, indented: bool) -> Iterator[_Cut]:
-    """A body, behind its documentation, with a word of how long it was."""
+def _body(source: str, body: Span, docs: dict[int, int], lines: Sequence[int], *, indented: bool) -> Iterator[_Cut]:
+    """A body, behind its documentation, with a word of how long it was. `lines`: where the source's lines end."""
     start, end = body
     if indented and start in docs:
         documented = docs[start]
@@ -210,15 +222,24 @@ def _body(source: str, body: Span, docs: dict[int, int], *, indented: bool) -> I
         if source[start] != "{" or source[end - 1] != "}":
             return
         start, end = start + 1, end - 1
-    count = source.count("\n", start, end) + (1 if indented else -1)
+    count = bisect_left(lines, end) - bisect_left(lines, start) + (1 if indented else -1)
     if count >= _FEWEST:
         words = _LEFT_OUT.format(count=count)
         yield _Cut(start, end, f"...  # {words}" if indented else f" /* {words} */ ")
 
 
-def _name(source: str, function: Function) -> str:
-    found = _NAME.search(source, function.span[0], function.body[0])
-    return found[1] if found else ""
+def _kept(source: str, syntax: Syntax, language: str) -> Iterator[Span]:
+    """Where comments stay, whatever they say."""
+    if language == "go":
+        yield from ((0, imported.start()) for imported in _C_IN_GO.finditer(source))
+    elif language == "python":
+        within = False
+        for span in syntax.comments:
+            comment = source[slice(*span)]
+            within = within or _METADATA.match(comment) is not None
+            if within:
+                yield span
+                within = comment.rstrip() != "# ///"
 
 
 def _disjoint(cuts: Sequence[_Cut], protected: Sequence[Span]) -> list[_Cut]:

@@ -17,12 +17,27 @@ from .languages import LANGUAGES, grammar
 
 _PIECE = 1 << 14  # bytes
 _STRIDE = 1024  # nodes between two looks at the clock
+_LONGEST_NAME = 200  # characters that are looked at
+# What gives a name to a function that has none of its own, and in which fields: the name, and what is named.
+_NAMING = {
+    "variable_declarator": ("name", "value"),
+    "pair": ("key", "value"),
+    "assignment_expression": ("left", "right"),
+    "field_definition": ("property", "value"),
+    "public_field_definition": ("name", "value"),
+    "short_var_declaration": ("left", "right"),
+    "assignment_statement": ("left", "right"),
+    "var_spec": ("name", "value"),
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """Where a function and its body stand; `broken`: something in it could not be parsed."""
+    """Where a function and its body stand; `broken`: something in it could not be parsed. `name` may be a path, or
+    empty.
+    """
 
+    name: str
     span: Span
     body: Span
     broken: bool
@@ -56,17 +71,26 @@ def syntax_of(source: str, language: str, *, expired: Callable[[], bool]) -> Syn
         return None
     place = _places(source, text)
     known, found = LANGUAGES[language], Syntax([], [], [], [], bool(tree.root_node.has_error))
+    names: dict[int, str] = {}  # by where what has them begins
+
+    def named(node: Any) -> str:
+        return source[place(node.start_byte) : place(node.end_byte)][:_LONGEST_NAME]
+
     for seen, (node, first) in enumerate(_nodes(tree)):
         if seen % _STRIDE == 0 and expired():
             return None
         span = place(node.start_byte), place(node.end_byte)
+        if node.type in _NAMING:
+            names.update((start, named(name)) for start, name in _named(node))
         if node.type == "ERROR":
             found.errors.append(span)
         elif node.type in known.comments:
             found.comments.append(span)
         elif node.type in known.functions and (body := node.child_by_field_name("body")) is not None:
             inner = place(body.start_byte), place(body.end_byte)
-            found.functions.append(Function(span, inner, bool(node.has_error)))
+            own = _name(node)
+            name = named(own) if own is not None else names.get(node.start_byte, "")
+            found.functions.append(Function(name, span, inner, bool(node.has_error)))
         elif first and known.indented and _is_string(node):
             found.docs.append(span)
     return found
@@ -90,6 +114,27 @@ def _nodes(tree: Any) -> Iterator[tuple[Any, bool]]:
             if not cursor.goto_parent():
                 return
             fresh.pop()
+
+
+def _named(node: Any) -> Iterator[tuple[int, Any]]:
+    """Where what a declaration or an assignment names begins, also within a call such as `memo(() => {})`; its name."""
+    name, value = map(node.child_by_field_name, _NAMING[node.type])
+    if name is None or value is None:
+        return
+    yield value.start_byte, name
+    arguments = value.child_by_field_name("arguments")
+    for argument in arguments.named_children if arguments is not None else ():
+        yield argument.start_byte, name
+
+
+def _name(function: Any) -> Any | None:
+    """The node of a function's own name, in C at the end of a chain of declarators."""
+    name = function.child_by_field_name("name")
+    inner = function.child_by_field_name("declarator")
+    while name is None and inner is not None:
+        inner, last = inner.child_by_field_name("declarator"), inner
+        name = last if inner is None else None
+    return name
 
 
 def _is_string(statement: Any) -> bool:
