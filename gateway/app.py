@@ -29,7 +29,7 @@ from . import (
 from .backends.base import Backend
 from .caller import caller_of
 from .direct import Direct
-from .edge import App, Edge, Receive, Scope, Send, decoded, error_headers, log
+from .edge import App, Edge, Receive, Scope, Send, decoded, error_headers, internal_error, log
 from .errors import on_the_wire
 from .house import Sluice
 from .keys.admission import admitted
@@ -135,6 +135,7 @@ def create_app(
     app.add_exception_handler(PromptsluiceError, _own_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(RequestValidationError, _validation_error)
+    app.add_exception_handler(Exception, _bug)
     app.state.traces = None
     app.state.log_format = limits.log.format
     return app
@@ -183,6 +184,11 @@ async def _validation_error(request: Request, error: Exception) -> Response:
     first = error.errors()[0]
     param = ".".join(str(step) for step in first["loc"][1:]) or None
     return _wire_error(request, 400, f"{param}: {first['msg']}", param=param)
+
+
+async def _bug(request: Request, error: Exception) -> Response:
+    """Instead of Starlette's plain text. It is raised on to the edge, which logs it."""
+    return _answered(request, 500, internal_error(request.state.request_id).to_wire(), {})
 
 
 def _wire_error(

@@ -45,6 +45,28 @@ ROUTERS = [
 ]
 
 
+@pytest.mark.parametrize("path", ["/odd", "/v1/messages/odd"])
+async def test_a_bug_behind_the_framework_is_answered_in_our_form(path: str, caplog: pytest.LogCaptureFixture) -> None:
+    app = create_app(PolicySet.from_text(POLICY), backends={"echo": EchoBackend("echo", models=["echo"])})
+
+    secret = "what the user said"
+
+    @app.get(f"{path}/bug")
+    async def bug() -> None:
+        raise ZeroDivisionError(secret)
+
+    async with (
+        app.router.lifespan_context(app),
+        httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as client,
+    ):
+        answered = await client.get(f"{path}/bug")
+    assert answered.status_code == 500 and answered.headers["content-type"] == "application/json"
+    error, request_id = answered.json()["error"], answered.headers["x-request-id"]
+    assert error["type"] == ("api_error" if path != "/odd" else "server_error")
+    assert request_id in error["message"] and secret not in answered.text + caplog.text
+    assert caplog.text.count("failed: builtins.ZeroDivisionError") == 1
+
+
 async def test_busy_routes_are_answered_past_the_framework() -> None:
     app = create_app(PolicySet.from_text(POLICY), backends={"echo": EchoBackend("echo", models=["echo"])})
 
