@@ -24,7 +24,8 @@ _SLUGS = {
 }
 _CHUNKS = json.JSONDecoder(parse_constant=lambda name: None)  # made once: making it costs as much as reading a chunk
 _SAID = frozenset({"content", "reasoning_content", "reasoning", "refusal", "tool_calls", "function_call", "audio"})
-_TRIES = 8  # chunks that are looked at for what the next ones may have in common, as long as they never have
+_TRIES = 8  # chunks that were not what the ones before them let expect; after so many in a row, few are learned from
+_SELDOM = 16  # then it is one of so many
 _MOST_TOKENS = 1 << 53  # beyond it counters, which are floats, count no more
 _CONTEXT = re.compile(r"context.{0,20}(length|window)|too (long|many tokens)", re.IGNORECASE)
 
@@ -152,19 +153,22 @@ class ChatStreamReader:
         self._finished: set[int] = set()
         self._last: tuple[bytes, dict[str, Any]] | None = None
         self._pattern: Pattern | None = None
-        self._tries = _TRIES
+        self._missed = 0
         self.over = False
 
     def run(self, piece: bytes, at: int) -> tuple[int, Frame | None]:
         """From `at` on, where an event begins: the events that can go on unread, as one frame, and where they end."""
-        if self._last is not None and self._tries:
-            self._pattern, self._last, self._tries = Pattern.of(*self._last), None, self._tries - 1
+        if self._last is not None:
+            self._missed += self._pattern is not None
+            if self._missed < _TRIES or self._missed % _SELDOM == 0:
+                self._pattern = Pattern.of(*self._last) or self._pattern
+            self._last = None
         if self._pattern is None:
             return at, None
         end, size, events = self._pattern.run(piece, at)
         if end == at:
             return at, None
-        self._tries = _TRIES
+        self._missed = 0
         return end, Frame(data=piece[at:end], content=size, events=events, framed=True, more=True)
 
     def read(self, data: bytes) -> Iterator[Frame]:

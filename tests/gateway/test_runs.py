@@ -73,6 +73,29 @@ def test_a_run_is_one_frame() -> None:
     assert [item.framed for item in items] == [False, True] and items[1].data == stream[len(items[0].data) + 8 :]
 
 
+def thought(number: int) -> dict[str, Any]:
+    return chunk("", delta={"reasoning_content": f"hm{number}"})
+
+
+def scrambled(number: int) -> dict[str, Any]:
+    return {**chunk("word"), "obfuscation": "x" * (number % 7 + 1)}
+
+
+def newline(number: int) -> dict[str, Any]:
+    return chunk("\n")
+
+
+@pytest.mark.parametrize("before", [thought, scrambled, newline])
+def test_what_was_not_alike_for_long_may_be_later(before: Any) -> None:
+    odd = [before(number) for number in range(100)]
+    plain = [chunk(f" word{number}") for number in range(400)]
+    stream = [event(value) for value in (*plain[:20], *odd, *plain)]
+    for pieces in (stream, [b"".join(stream)]):
+        out, _, items, wrong = sent([*pieces, b"data: [DONE]\n\n"], unread=True)
+        assert out == b"".join(stream) and not wrong
+        assert sum(not item.framed for item in items) < len(odd) + 20
+
+
 @pytest.mark.parametrize(
     "odd",
     [
