@@ -35,10 +35,10 @@ class Score(Protocol):
 
         A window is (number of the text, `[tokens, 3]`, end): of each token its first character, the one behind its
         last, and the natural logarithm of its probability, given all before it and, before the text, `given`. What
-        nothing was before has no score (NaN). The text is judged before `end`, wholly when that is its length. Ends
-        early when the next window would not be ready within `remaining()` seconds. `wanted` are spans of each text,
-        ascending and disjoint: tokens whose last character is in none of them may be left out, and may not be read
-        where they are far before all that is wanted.
+        nothing was before has no score (NaN), but is there. The text is judged before `end`, wholly when that is its
+        length. Ends early when the next window would not be ready within `remaining()` seconds. `wanted` are spans of
+        each text, ascending and disjoint: tokens whose last character is in none of them may be left out, and may not
+        be read where they are far before all that is wanted.
         """
         ...
 

@@ -3,7 +3,9 @@
 import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -171,12 +173,12 @@ class _Selection:
         """The best unit counts 1, the worst 0. Stops early when the next batch would not be ready in time."""
         from .cross_encoder import cross_encoder  # imports torch
 
-        model = cross_encoder(self._options.model)
         vectors = normalized(words.vectors())
-        rows = list(self._batches(lambda texts: model.scores(question, texts), most=len(vectors)))
-        scores = np.concatenate(rows) if rows else np.zeros(0, dtype=np.float32)
-        if len(scores):
-            scores = (scores - scores.min()) / max(float(np.ptp(scores)), 1e-9)
+        model = cross_encoder(self._options.model, seconds=self._context.remaining())
+        if model is None:
+            return _Judged(vectors[:0], np.zeros(0, dtype=np.float32), 0)
+        rows = list(self._batches(partial(model.scores, question), most=len(vectors), turn=model.turn))
+        scores = by_order(np.concatenate(rows)) if rows else np.zeros(0, dtype=np.float32)
         return _Judged(vectors[: len(scores)], scores, len(scores))
 
     def _by_meaning(self) -> _Judged:
@@ -191,18 +193,29 @@ class _Selection:
             return _Judged(vectors, _centrality(vectors), len(vectors))
         return _Judged(vectors, vectors @ asked[0], len(vectors))
 
-    def _batches(self, judge: Callable[[Sequence[str]], Floats], *, most: int) -> Iterator[Floats]:
-        """What `judge` says of the first `most` units, as far as there is time by the batches before."""
+    def _batches(
+        self,
+        judge: Callable[[Sequence[str]], Floats],
+        *,
+        most: int,
+        turn: Callable[[float], AbstractContextManager[bool]] = lambda seconds: nullcontext(True),
+    ) -> Iterator[Floats]:
+        """What `judge` says of the first `most` units, as far as there is time by the batches before.
+
+        Each begins when it is its `turn`, for which it waits while there is time; that wait says nothing of the speed.
+        """
         context = self._context
         at, size, speed = 0, _FIRST_BATCH, 0.0
         while at < most:
             texts = [self._text(i) for i in range(at, min(at + size, most))]
             chars = sum(map(len, texts))
-            began = context.clock()
-            if context.remaining() <= chars * speed:
-                return
-            yield judge(texts)
-            speed = (context.clock() - began) / chars
+            with turn(context.remaining()) as free:
+                began = context.clock()
+                if not free or context.remaining() <= chars * speed:
+                    return
+                found = judge(texts)
+                speed = (context.clock() - began) / chars
+            yield found
             at, size = at + len(texts), _BATCH
 
     def _chosen(self, judged: _Judged) -> list[bool]:
@@ -276,6 +289,16 @@ class _Selection:
                 self._sizes[n, mask] = self._context.count(Rewrite.of_kept(spans).text(task.text))
             total += self._sizes[n, mask]
         return total
+
+
+def by_order(scores: Floats) -> Floats:
+    """Scores, [units], from 0 to 1, the best; what the model gave no number counts as the worst."""
+    known = np.isfinite(scores)
+    if not known.any():
+        return np.zeros_like(scores)
+    least = scores[known].min()
+    scores = np.where(known, scores, least)
+    return (scores - least) / max(float(np.ptp(scores)), 1e-9)
 
 
 def _centrality(vectors: Floats) -> Floats:

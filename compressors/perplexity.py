@@ -35,6 +35,10 @@ class Perplexity(LossyOptions):
 
     contrast: float = option(0.0, share)
 
+    @property
+    def cost_name(self) -> str:
+        return f"{self.name}-contrast" if self.contrast else self.name
+
     def rewrite(self, job: Job) -> Iterator[tuple[Task, Rewrite]]:
         if job.context.score is None:
             for task in job.tasks:

@@ -38,8 +38,6 @@ class Surprise:
         index = np.searchsorted(starts, last, side="right") - 1
         inside = (index >= 0) & (last < ends[index])
         np.add.at(total, index[inside], nats[inside])
-        if len(tokens) and tokens[0, 0] > spans[0][0]:
-            total[0] += _UNFORETOLD  # the scorer left out the first token
         return total
 
 

@@ -56,13 +56,14 @@ class CostModel:
             "extractive-auto": Line(1.0, 0.05),
             "extractive-meaning": Line(4.0, 0.8),
             "perplexity": Line(4.0, 4.0),
+            "perplexity-contrast": Line(8.0, 8.0),
         }
     )
     unknown_method: Line = Line(5.0, 1.0)
     rates: Mapping[str, float] = field(default_factory=lambda: {"identity": 1.0})
     unknown_rate: float = 0.95
     missed: Mapping[str, float] = field(default_factory=dict)
-    passes: Mapping[str, float] = field(default_factory=lambda: {"perplexity": 1.0})
+    passes: Mapping[str, float] = field(default_factory=lambda: {"perplexity": 1.0, "perplexity-contrast": 2.0})
 
     @classmethod
     def upstream(cls) -> Self:

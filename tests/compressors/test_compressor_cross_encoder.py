@@ -1,5 +1,8 @@
 """Units chosen by a cross-encoder from a folder: its order counts, time is kept, and folders are checked."""
 
+import math
+import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -7,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 from promptsluice.compressors import CompressionContext, create
+from promptsluice.compressors.cross_encoder import CrossEncoder, cross_encoder
+from promptsluice.compressors.extractive import by_order
 from promptsluice.prompt import BadRequest, ConfigError, Prompt
 
 Make = Callable[..., CompressionContext]
@@ -108,9 +113,39 @@ def test_what_was_not_read_in_time_stays(folder: Path, context: Make, prompt_of:
     assert tool_texts(result.prompt)[0].endswith(SENTENCES[-1])
 
 
-def test_folders_are_checked(folder: Path, tmp_path: Path, context: Make, prompt_of: PromptOf) -> None:
-    from promptsluice.compressors.cross_encoder import CrossEncoder
+def test_nobody_waits_longer_than_there_is_time(
+    folder: Path, tmp_path: Path, context: Make, prompt_of: PromptOf
+) -> None:
+    fresh = str(shutil.copytree(folder, tmp_path / "fresh"))
+    assert cross_encoder(fresh, seconds=0.0) is None, "it is being loaded"
+    model = cross_encoder(fresh, seconds=math.inf)
+    assert model is not None
+    prompt = prompt_of(" ".join(SENTENCES * 4), question=QUESTION)
+    compressor = create("extractive", {"relevance": "cross_encoder", "model": fresh})
+    with model.turn(math.inf) as mine, model.turn(0.0) as other:
+        assert (mine, other) == (True, False)
+        result = compressor.compress(prompt, context=context(question=QUESTION, deadline=time.monotonic() + 0.5))
+    assert result.prompt is prompt
+    assert "0 of 40 sentences judged" in result.note or "deadline reached" in result.note
+    assert compressor.compress(prompt, context=context(question=QUESTION)).rate < 0.8
 
+
+def test_what_could_not_be_loaded_is_not_tried_again(folder: Path, tmp_path: Path) -> None:
+    damaged = tmp_path / "damaged"
+    damaged.mkdir()
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="cannot be loaded"):
+            cross_encoder(str(damaged), seconds=math.inf)
+        shutil.copytree(folder, damaged, dirs_exist_ok=True)
+
+
+def test_what_has_no_score_is_the_worst() -> None:
+    scores = np.array([-3.0, math.nan, -1.0, math.inf, -2.0], dtype=np.float32)
+    assert by_order(scores).tolist() == [0.0, 0.0, 1.0, 0.0, 0.5]
+    assert by_order(np.full(2, math.nan, dtype=np.float32)).tolist() == [0.0, 0.0]
+
+
+def test_folders_are_checked(folder: Path, tmp_path: Path, context: Make, prompt_of: PromptOf) -> None:
     for options in ({"relevance": "cross_encoder"}, {"model": str(folder)}):
         with pytest.raises(BadRequest, match="goes with relevance: cross_encoder") as wrong:
             create("extractive", options)

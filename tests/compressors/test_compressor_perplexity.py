@@ -217,7 +217,7 @@ def test_surprise_is_summed_over_a_words_tokens_in_every_window() -> None:
     def letters(
         texts: Sequence[str], *, wanted: object = None, given: str = "", remaining: Callable[[], float]
     ) -> Iterator[Window]:
-        rows = [(at, at + 1, -1.0) for at in range(1, len(text)) if not text[at].isspace()]
+        rows = [(at, at + 1, -1.0 if at else math.nan) for at in range(len(text)) if not text[at].isspace()]
         for at in range(0, len(rows), 300):
             yield 0, np.array(rows[at : at + 300]), int(rows[at : at + 300][-1][1])
 
@@ -226,6 +226,17 @@ def test_surprise_is_summed_over_a_words_tokens_in_every_window() -> None:
     assert found.end == len(text) - 1
     assert total[0] == 9.0  # the first token has no score and counts as unforetold
     assert set(total[1:]) == {2.0}
+
+
+def test_what_was_not_wanted_is_no_first_token_without_a_score() -> None:
+    def one(
+        texts: Sequence[str], *, wanted: object = None, given: str = "", remaining: Callable[[], float]
+    ) -> Iterator[Window]:
+        yield 0, np.array([[2, 4, -1.0]]), 4
+
+    spans = [(0, 1), (2, 4)]
+    (found,) = surprise_of(["abcd"], score=one, wanted=[spans], remaining=lambda: 1.0)
+    assert found.of(spans).tolist() == [0.0, 1.0]
 
 
 def test_texts_of_one_message_share_their_budget(context: Make) -> None:

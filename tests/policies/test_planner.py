@@ -250,6 +250,15 @@ def test_what_the_answering_model_reads_costs_a_prefill_however_slow_it_is_thoug
     assert not planned(CHAT, prune, upstream).passthrough, "there another model reads"
 
 
+def test_two_passes_of_the_answering_model_cost_two_prefills() -> None:
+    costs = CostModel(prefill=Line(0.0, 6.0))
+    for contrast, passes in ((0.0, 1), (0.5, 2)):
+        spec = {"use": "perplexity", "target_rate": 0.5, "options": {"contrast": contrast}}
+        made = planned(CHAT, policy(compress=(spec,), token_value_ms=100.0), costs)
+        (step,) = made.steps
+        assert step.predicted_ms == passes * 6.0 * step.tokens_before
+
+
 def test_what_a_run_costs_once_is_paid_for_once() -> None:
     turns = [{"role": role, "content": LONG} for _ in range(3) for role in ("user", "assistant")]
     costs = CostModel(prefill=Line(0.0, 1.0), methods={"extractive-auto": Line(100.0, 0.1)})
