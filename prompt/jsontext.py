@@ -17,10 +17,13 @@ from .segment import Path
 DECIDED = frozenset(
     {
         *("model", "messages", "prompt", "input", "system", "instructions", "tools", "stream", "stream_options", "n"),
-        *("max_tokens", "max_completion_tokens", "max_output_tokens", "user", "previous_response_id", "store"),
+        *("max_tokens", "max_completion_tokens", "max_output_tokens", "n_predict", "best_of"),
+        *("user", "previous_response_id", "store"),
     }
 )
 """Top-level fields of requests by which it is decided who answers, whether he may, and what that costs."""
+_STREAMING = "stream_options"
+_STREAMED = frozenset({"include_usage", "continuous_usage_stats"})  # the fields of these options of which that is true
 
 _SPACE = re.compile(r"[ \t\n\r]*")
 _BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*+"|[\[{]|[\]}]', re.DOTALL)
@@ -68,7 +71,7 @@ def parse(text: str, *, max_depth: int) -> Any:
     """Parse JSON with a depth limit.
 
     BadRequest for broken JSON, NaN and Infinity, strings that no UTF-8 can carry, and fields of `DECIDED` that stand
-    twice in an object that is the whole text, or are spelled otherwise there.
+    twice in an object that is the whole text, or are spelled otherwise there; so of the options of a stream.
     """
     check_depth(text, max_depth)
     try:
@@ -98,8 +101,11 @@ def _object(text: str) -> dict[str, Any] | None:
             at = _skip(text, at)
             if text[at] != ":":
                 return None
-            value, at = _READER.raw_decode(text, _skip(text, at + 1))
-            _refuse_ambiguous(key, again=key in found)
+            start = _skip(text, at + 1)
+            value, at = _READER.raw_decode(text, start)
+            _refuse_ambiguous(key, DECIDED, again=key in found)
+            if key == _STREAMING and isinstance(value, dict):
+                _check_options(text, start)
             found[key] = value
             at = _skip(text, at)
             if text[at] != ",":
@@ -112,18 +118,30 @@ def _object(text: str) -> dict[str, Any] | None:
         return None
 
 
-def _refuse_ambiguous(key: str, *, again: bool) -> None:
+def _check_options(text: str, at: int) -> None:
+    """Of a stream: the object at `at`."""
+    seen = set[str]()
+    for key, _, _ in _members(text, at):
+        _refuse_ambiguous(key, _STREAMED, again=key in seen, within=f"{_STREAMING}.")
+        seen.add(key)
+
+
+def _refuse_ambiguous(key: str, decided: frozenset[str], *, again: bool, within: str = "") -> None:
     """Servers differ in which of two members of the same name they read, and some take `Model` for `model`: what was
     decided by one of them would be carried out by another.
     """
     name = key.casefold()
-    if name not in DECIDED:
+    if name not in decided:
         return
+    param = within + key
     if key != name:
-        message = f"the field {key!r} is another spelling of {name!r}, for which some servers take it; send {name!r}"
-        raise BadRequest(message, param=key, code="ambiguous_field")
+        message = (
+            f"the field {param!r} is another spelling of {within + name!r}, for which some servers take it; "
+            f"send {within + name!r}"
+        )
+        raise BadRequest(message, param=param, code="ambiguous_field")
     if again:
-        raise BadRequest(f"the field {key!r} is given twice; send it once", param=key, code="ambiguous_field")
+        raise BadRequest(f"the field {param!r} is given twice; send it once", param=param, code="ambiguous_field")
 
 
 def _refuse_lone_surrogates(value: Any) -> None:

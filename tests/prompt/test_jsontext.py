@@ -62,3 +62,14 @@ def test_fields_that_decide_stand_once_and_in_one_spelling(name: str, escaped: b
 
 def test_other_fields_may_stand_twice_and_the_last_one_counts() -> None:
     assert parse('{"a": 1, "A": 2, "a": 3, "x": {"model": 1, "Model": 2}}', max_depth=5)["a"] == 3
+
+
+def test_options_of_a_stream_stand_once_and_in_one_spelling() -> None:
+    for options in ('{"include_usage": true, "x": {"x": [1]}, "include_usage": false}', '{"Include_Usage" : true}'):
+        with pytest.raises(BadRequest, match=r"stream_options\.") as refused:
+            parse('{"model": "m", "stream_options": ' + options + ', "stream": true}', max_depth=5)
+        assert refused.value.code == "ambiguous_field"
+        assert str(refused.value.param).lower() == "stream_options.include_usage"
+    for options in ("{}", "null", "[]", '{"include_usage": true, "y": 1, "y": 2}'):
+        text = '{"stream_options": ' + options + ', "x": 1}'
+        assert parse(text, max_depth=5) == json.loads(text)
