@@ -1,5 +1,6 @@
 """The books of requests: who they are for metrics and traces, when they began to be answered, how they ended."""
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -111,14 +112,14 @@ async def _accounted(
 
 
 def _first_token(sluice: Sluice, prepared: Begun) -> None:
-    """Enter it in the books."""
+    """Enter it in the books; in the metrics when it is on its way, and not only at the end of a long stream."""
     seconds = time.perf_counter() - prepared.began
 
     def entered() -> None:
         sluice.metrics.first_token(prepared.resolution.model, prepared.report, seconds)
         sluice.metrics.genai.first_token(who(sluice, prepared), seconds)
 
-    afterwards(entered)
+    asyncio.get_running_loop().call_soon(entered)
     first_token(seconds)
     if prepared.record is not None:
         prepared.record.ttft_s = seconds
@@ -143,7 +144,7 @@ def ended(
     model, report = prepared.resolution.model, prepared.report
     seconds = time.perf_counter() - prepared.began
     if prepared.record is not None:
-        prepared.record.outcome = outcome  # it is nobody else's to end any more
+        prepared.record.ended(outcome)  # it is nobody else's to end any more
         if isinstance(error, PromptsluiceError):
             prepared.record.failed(error)
 
@@ -151,7 +152,7 @@ def ended(
         sluice.metrics.finished(model, report, outcome=outcome, usage=usage)
         sluice.metrics.genai.finished(who(sluice, prepared), outcome=outcome, seconds=seconds, usage=usage)
         if prepared.record is not None:
-            sluice.rooms.records.finished(prepared.record, outcome=outcome, usage=usage)
+            sluice.rooms.records.finished(prepared.record, usage=usage)
 
     afterwards(entered)
     finished(report, model=sluice.metrics.known(model), outcome=outcome, usage=usage)

@@ -8,6 +8,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -189,7 +190,8 @@ async def prepare(
         )
     outcome.report_to(report)
     report.overhead_ms = (time.perf_counter() - start) * 1000
-    afterwards(lambda: sluice.metrics.prepared(report))
+    planned = copy(report)  # the backend makes its sizes exact
+    afterwards(lambda: sluice.metrics.prepared(planned))
     prepared = Prepared(
         prompt=outcome.prompt,
         resolution=resolution,

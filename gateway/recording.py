@@ -30,7 +30,8 @@ def recorded(sluice: Sluice, caller: Caller) -> Iterator[Record]:
         raise
     finally:
         if outcome and not record.outcome:
-            sluice.rooms.records.finished(record, outcome=outcome)
+            record.ended(outcome)
+            sluice.rooms.records.finished(record)
 
 
 def outline_of(sluice: Sluice, record: Record | None, outcome: Optimized) -> Outline | None:

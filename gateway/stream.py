@@ -54,14 +54,22 @@ class EventStream(Response):
         self._waiting: list[bytes] = []
         self._timer: asyncio.TimerHandle | None = None
         self._sign: asyncio.Task[None] | None = None
+        self._wrong: BaseException | None = None
+        self._work: asyncio.Task[object] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._work = asyncio.current_task()
         self._timer = self._loop.call_later(self._first_frame_s, self._silent, send)
         try:
             whole = await self._send_frames(send)
             if whole:
                 self._waiting.append(self._end)
             await self._write(send, last=True)
+        except asyncio.CancelledError:
+            if self._wrong is None or self._work is None:
+                raise
+            self._work.uncancel()
+            raise self._wrong from None
         finally:
             self._timer.cancel()
             if self._sign is not None:
@@ -120,7 +128,14 @@ class EventStream(Response):
             left = self._keepalive_s
             if self._sign is None or self._sign.done():  # else the client does not even take the one before
                 self._sign = asyncio.create_task(self._say(send, KEEPALIVE if self._begun else b""))
+                self._sign.add_done_callback(self._said)
         self._timer = self._loop.call_later(max(0.01, left), self._silent, send)
+
+    def _said(self, sign: asyncio.Task[None]) -> None:
+        """What went wrong beside the request goes wrong in it: nothing more can be sent."""
+        if not sign.cancelled() and (wrong := sign.exception()) is not None and self._work is not None:
+            self._wrong = wrong
+            self._work.cancel()
 
 
 async def next_frame(frames: AsyncGenerator[Frame, None]) -> Frame | None:

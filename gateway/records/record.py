@@ -70,6 +70,10 @@ class Record:
         if plan is not None:
             self.plan_ms = (plan.prefill_ms, plan.predicted_ms)
 
+    def ended(self, outcome: str) -> None:
+        """It is over, in one of the ways that the metrics count. The answer may still be on its way to the client."""
+        self.outcome, self.total_s = outcome, time.perf_counter() - self.began
+
     def failed(self, error: PromptsluiceError) -> None:
         """It ended with an error object."""
         self.status = error.status

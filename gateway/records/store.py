@@ -36,10 +36,10 @@ class Records:
         """Whether single requests are kept; sums always are."""
         return self._spec.count > 0
 
-    def finished(self, record: Record, *, outcome: str, usage: Usage | None = None) -> None:
-        """A request has ended, in one of the ways that the metrics count. Takes microseconds."""
-        record.outcome, record.usage = outcome, usage
-        record.total_s = time.perf_counter() - record.began
+    def finished(self, record: Record, *, usage: Usage | None = None) -> None:
+        """Keep the record of a request that has ended. Takes microseconds."""
+        assert record.outcome, record
+        record.usage = usage
         record.measure()
         now = self._clock()
         with self._lock:

@@ -125,7 +125,8 @@ def record(tenant: str = "", *, policy: str = "off", text: str = "") -> Record:
 
 def put(records: Records, tenant: str = "", **fields: Any) -> Record:
     one = record(tenant, **fields)
-    records.finished(one, outcome="ok")
+    one.ended("ok")
+    records.finished(one)
     return one
 
 
