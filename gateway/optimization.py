@@ -258,7 +258,11 @@ class _Run:
         if before and not compressor.lossless and not result.trouble and time.monotonic() < self._deadline:
             ms, ran = self.out.steps[-1].ms, EMBEDDING.get(step.cost_name) if self._embedded else None
             self._tools.ledger.ran(ran or step.cost_name, tokens=before, ms=ms, predicted_ms=step.predicted_ms)
-            self._tools.ledger.left(step.cost_name, expected=step.asked_rate, real=after / before)
+            if step.asked_rate is None:  # where it found nothing of its kind says little of where it will
+                found = [one for one in result.changes if one.tokens_after < one.tokens_before]
+                before, after = sum(one.tokens_before for one in found), sum(one.tokens_after for one in found)
+            if before:
+                self._tools.ledger.left(step.cost_name, expected=step.asked_rate, real=after / before)
 
     def keep_originals(self) -> None:
         """Keep what lossy steps have rewritten; where the policy says so, the text that is left names it."""

@@ -77,7 +77,8 @@ class CostModel:
     def compress_ms(self, method: str, tokens: int, *, begun: bool = False) -> float:
         """Running a compressor over so many tokens. `begun`: it runs anyway, so that what a run costs once is paid."""
         least = self.passes.get(method, 0.0) * self.prefill.per_token * tokens
-        line = self.methods.get(method, self.unknown_method)
+        of_its_kind = self.methods.get(method.partition("-")[0], self.unknown_method)
+        line = self.methods.get(method, of_its_kind)
         return max(least, line.ms(tokens) - (line.fixed if begun and tokens > 0 else 0.0))
 
     def expected_rate(self, method: str) -> float:

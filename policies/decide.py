@@ -21,14 +21,15 @@ _GAIN = 0.9  # of what is saved: what costs nearly as much may lose
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Method:
     """A compress entry of the policy. `label` tells two entries with the same compressor apart; `asked` is the share of
-    tokens that it is made to leave, `rate` the share that it is expected to. `compressor` has the `options`.
+    tokens that it is made to leave, None where it may take all, `rate` the share that it is expected to. `compressor`
+    has the `options`.
     """
 
     label: str
     use: str
     compressor: Compressor
     options: Mapping[str, Any]
-    asked: float
+    asked: float | None
     rate: float
 
 
@@ -45,9 +46,12 @@ def methods_of(policy: Policy, costs: CostModel) -> Iterator[Method]:
         options = compressor_options(spec)
         compressor = create(spec.use, options)
         earlier = sum(other.use == spec.use for other in policy.compress[:i])
-        rate = costs.expected_rate(compressor.cost_name)
+        expected = costs.expected_rate(compressor.cost_name)
+        aims = compressor.lossless or hasattr(compressor, "target_rate")
+        rate = expected
         if not compressor.lossless:
-            asked = float(options.get("target_rate", getattr(compressor, "target_rate", rate)))
+            # Of one without a target not what was learned: what others are asked would change with every text.
+            asked = float(options.get("target_rate", getattr(compressor, "target_rate", costs.unknown_rate)))
             left = math.prod(before for kinds, before in lossy if kinds & compressor.kinds)
             least = min(1.0, (1.0 - policy.quality.max_removed) / left)
             rate = max(asked, least)
@@ -64,8 +68,8 @@ def methods_of(policy: Policy, costs: CostModel) -> Iterator[Method]:
             use=spec.use,
             compressor=compressor,
             options=options,
-            asked=rate,
-            rate=costs.reached_rate(compressor.cost_name, rate),
+            asked=rate if aims else None,
+            rate=costs.reached_rate(compressor.cost_name, rate) if aims else expected,
         )
 
 
@@ -191,7 +195,7 @@ class Decider:
         tokens, cost, removed = base.tokens, 0.0, 0
         verdicts: list[Verdict] = []
         for method in self.methods:
-            lost = 0 if method.compressor.lossless else tokens - spares(method, tokens)
+            lost = 0 if method.compressor.lossless else min(tokens - spares(method, tokens), base.tokens - removed)
             left = Allowance(tokens=allowance.tokens - removed, ms=allowance.ms - cost)
             name, begun = method.compressor.cost_name, method.label in allowance.begun
             own_cost = self.costs.compress_ms(name, tokens, begun=begun)
@@ -254,6 +258,10 @@ def leaves(method: Method, tokens: int) -> int:
 
 
 def spares(method: Method, tokens: int) -> int:
-    """Tokens that a lossy method is asked to leave of so many, whatever it was seen to leave of late."""
+    """Tokens that a lossy method is asked to leave of so many, whatever it was seen to leave of late; none where it has
+    no target.
+    """
+    if method.asked is None:
+        return 0
     target: Callable[[int], float] | None = getattr(method.compressor, "target", None)
     return math.floor(method.asked * tokens if target is None else target(tokens))

@@ -37,6 +37,7 @@ class Ledger:
         self._clock = clock
         self._seen: defaultdict[str, deque[_Seen]] = defaultdict(lambda: deque(maxlen=_KEPT))
         self._missed: dict[str, tuple[float, int, float]] = {}  # how often, and when it was last seen
+        self._rates: dict[str, tuple[float, int, float]] = {}  # likewise, of methods without a target
         self._told: defaultdict[str, tuple[float, float]] = defaultdict(lambda: (0.0, 0.0))
         self._stale = True
         self._costs = base
@@ -54,15 +55,23 @@ class Ledger:
                 predicted, real = self._told[what]
                 self._told[what] = (predicted + predicted_ms, real + ms)
 
-    def left(self, method: str, *, expected: float, real: float) -> None:
-        """A compressor left the share `real` of its tokens where `expected` was predicted before any learning."""
-        missed = (real - expected) / (1.0 - expected) if expected < 1.0 else 0.0
+    def left(self, method: str, *, expected: float | None, real: float) -> None:
+        """A compressor left the share `real` of its tokens where `expected` was predicted before any learning; None for
+        one without a target, of which the share itself is learned.
+        """
         with self._lock:
-            before, times, _ = self._missed.get(method, (0.0, 0, 0.0))
-            weight = max(_LEARNED, 1.0 / (_BELIEVED + times + 1))
-            now = before + weight * (min(1.0, max(0.0, missed)) - before)
-            self._missed[method] = now, times + 1, self._clock()
+            if expected is None:
+                self._learn(self._rates, method, real, first=self._base.expected_rate(method))
+            else:
+                missed = (real - expected) / (1.0 - expected) if expected < 1.0 else 0.0
+                self._learn(self._missed, method, missed, first=0.0)
             self._stale = True
+
+    def _learn(self, known: dict[str, tuple[float, int, float]], method: str, seen: float, *, first: float) -> None:
+        before, times, _ = known.get(method, (first, 0, 0.0))
+        weight = max(_LEARNED, 1.0 / (_BELIEVED + times + 1))
+        now = before + weight * (min(1.0, max(0.0, seen)) - before)
+        known[method] = now, times + 1, self._clock()
 
     def costs(self) -> CostModel:
         """The present costs; equal while nothing new was seen or forgotten."""
@@ -82,12 +91,16 @@ class Ledger:
         for seen in self._seen.values():
             while seen and now - seen[0].at > _FORGOTTEN_S:
                 seen.popleft()
-        self._missed = {what: one for what, one in self._missed.items() if now - one[2] <= _FORGOTTEN_S}
+        for known in (self._missed, self._rates):
+            for what in [what for what, one in known.items() if now - one[2] > _FORGOTTEN_S]:
+                del known[what]
 
     def _fitted(self) -> CostModel:
         enough = [one.measured for what, seen in self._seen.items() if _says_enough(what, seen) for one in seen]
         return replace(
-            self._base.calibrate(enough), missed={what: missed for what, (missed, _, _) in self._missed.items()}
+            self._base.calibrate(enough),
+            missed={what: missed for what, (missed, _, _) in self._missed.items()},
+            rates={**self._base.rates, **{what: rate for what, (rate, _, _) in self._rates.items()}},
         )
 
 

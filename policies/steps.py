@@ -74,8 +74,8 @@ class Step:
     `name` is "retrieve", "reuse", "blend" or a compressor's label in the policy. `use` is the compressor's name, "" for
     other steps, `options` what it is to be made with; hand it `segments` as `CompressionContext.only`. `saved_ms` is
     the gross worth of the saved tokens, `predicted_ms` not yet taken off. `asked_rate` is the share of tokens that the
-    compressor is made to leave, `cost_name` what its runs are entered as; `embeds`: it may ask an embedder, where it
-    would work without one.
+    compressor is made to leave (None: it has no target), `cost_name` what its runs are entered as; `embeds`: it may ask
+    an embedder, where it would work without one.
     """
 
     name: str
@@ -86,7 +86,7 @@ class Step:
     saved_ms: float
     use: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
-    asked_rate: float = 1.0
+    asked_rate: float | None = 1.0
     cost_name: str = ""
     embeds: bool = True
 

@@ -66,6 +66,12 @@ class Code(TextCompressor):
     docstrings: bool = option(False, flag)
     bodies: bool = option(False, flag)
 
+    @property
+    def cost_name(self) -> str:
+        """What is left depends on what goes."""
+        chosen = [name for name in ("comments", "docstrings", "bodies") if getattr(self, name)]
+        return self.name if chosen == ["comments"] else "-".join([self.name, *chosen])
+
     def protected(self, text: str) -> tuple[Span, ...]:
         return protected_spans(text, categories=())
 

@@ -54,6 +54,23 @@ def test_a_budget_is_kept_at_every_segment_and_over_all_turns(sizes: list[int], 
         assert [d.uses for d in after.decisions[:kept]] == [d.uses for d in before.decisions[:kept]]
 
 
+def test_what_has_no_target_may_take_all_and_no_text_is_taken_twice() -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": "word " * 100},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c", "content": "x = 1 # one\n" * 20},
+        {"role": "user", "content": "So?"},
+    ]
+    steps = ({"use": "code"}, {"use": "extractive", "target_rate": 0.4, "min_tokens": 20})
+    for share, used in ((0.4, ("extractive",)), (0.6, ("code", "extractive"))):
+        budget = {"max_removed": share}
+        by = Policy.model_validate({"compress": steps, "token_value_ms": 50.0, "budget": budget})
+        (decision,) = (one for one in made(messages, by).decisions if one.role == "tool")
+        assert decision.uses == used
+        assert decision.removed == (60 if "code" not in used else 100)
+
+
 def test_what_does_not_fit_in_says_so_and_lossless_steps_lose_nothing() -> None:
     none = made(turns(100, 100), policy(max_removed=0)).decisions
     assert [d.uses for d in none if d.role == "assistant"] == [("lossless",)] * 2

@@ -87,6 +87,36 @@ def test_protected_text_that_stays_is_expected_next_time() -> None:
     assert decision.saved_ms == pytest.approx((300 - decision.tokens_after) * 4.0)
 
 
+def test_of_a_method_without_a_target_it_is_learned_what_it_leaves() -> None:
+    ledger = Ledger(CostModel())
+    policy = Policy.model_validate(
+        {
+            "compress": (
+                {"use": "code", "options": {"bodies": True}},
+                {"use": "extractive", "target_rate": 0.5},
+            ),
+            "quality": {"max_removed": 0.6},
+        }
+    )
+    call = {"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    messages = [
+        {"role": "user", "content": "Which?"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c", "content": "It was so. " * 100},
+        {"role": "user", "content": "And?"},
+    ]
+    prompt = Prompt.from_messages(messages)
+    before = plan(prompt, policy, ledger.costs(), count=words)
+    for _ in range(60):
+        ledger.left("code-comments-bodies", expected=None, real=0.3)
+    after = plan(prompt, policy, ledger.costs(), count=words)
+    assert [step.tokens_after for step in before.steps[:1]] == [285]
+    assert after.steps[0].tokens_after == pytest.approx(90, abs=2)
+    assert before.steps[0].asked_rate is None
+    assert before.steps[1].asked_rate == after.steps[1].asked_rate, "what others are asked stays as it was"
+    assert ledger.costs().expected_rate("code") == CostModel().unknown_rate
+
+
 def test_a_method_that_takes_less_than_it_promises_soon_shows_it() -> None:
     ledger = Ledger(CostModel())
     rates: list[float] = []
