@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -55,6 +56,12 @@ class Extractive(LossyOptions):
         if (self.relevance == "cross_encoder") != bool(self.model):
             raise BadRequest(
                 "model, the folder of a sentence-transformers CrossEncoder, goes with relevance: cross_encoder",
+                param="model",
+            )
+        if self.model and not (Path(self.model) / "config.json").is_file():
+            raise BadRequest(
+                f"model: there is no config.json in {self.model!r}; name the folder of a sentence-transformers"
+                " CrossEncoder",
                 param="model",
             )
 

@@ -156,6 +156,9 @@ def test_folders_are_checked(folder: Path, tmp_path: Path, context: Make, prompt
         CrossEncoder.load(str(tmp_path))
     prompt = prompt_of(" ".join(SENTENCES * 4), question=QUESTION)
     options = {"relevance": "cross_encoder", "model": str(tmp_path)}
+    with pytest.raises(BadRequest, match=r"there is no config\.json in"):
+        create("extractive", options)
+    (tmp_path / "config.json").write_text("{}")
     result = create("extractive", options).compress(prompt, context=context(question=QUESTION))
     assert result.prompt is prompt
     assert "extractive failed (ConfigError)" in result.note
