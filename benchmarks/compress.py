@@ -1,7 +1,7 @@
 """Compressors beside LLMLingua and headroom's text crusher: what they cost, what they leave, what survives.
 
 Run: python benchmarks/compress.py DATA [--llmlingua PYTHON] [--headroom PYTHON] [--texts 3] [--chars 4000] [--dtype D]
-     python benchmarks/compress.py DATA --short 1000 ...     protected text in 1,000 short samples
+     python benchmarks/compress.py DATA --short 1000 --chars 1000 ...     protected text in 1,000 short samples
 
 DATA is a folder with qmsum, hotpotqa_100, kv_retrieval, bfcl, tau_bench and fastapi_docs. The peers are interpreters of
 environments with `llmlingua==0.2.2 transformers<=4.47.1 torch`, and with `headroom-ai`; each runs in a process of its
@@ -9,6 +9,9 @@ own, with the same weights of the same model and one thread, as we do. All take 
 machine slows all of them. Figures are medians over texts; times are the processor's, in ms for 1,000 tokens of input.
 `reached` is the median rate, `off` how many texts' rates are off by more than 3 % of what was asked, above or below;
 `exact lost` are identifiers, numbers, dates and addresses; `JSON`, `facts` and `gold` what of them is still there.
+
+With `--rows FILE` what a subject made of a text is kept, with its time, and not made again: a long run may be stopped
+and begun again, and subjects may be run one after another, though their times are then not comparable.
 """
 
 import argparse
@@ -17,9 +20,10 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from compress_cases import CORPORA, Case, cases, lost, parsed
+from compress_cases import CORPORA, Case, cases, lost, parsed, samples
 from compress_subjects import Machinery, Outcome, Subject, common_options, heading, opened
 from rich.console import Console
+from rich.progress import track
 from rich.table import Table
 
 CLOSE = 0.03
@@ -133,26 +137,48 @@ def _share(kept: Sequence[bool]) -> str:
     return f"{sum(kept)}/{len(kept)}" if kept else "-"
 
 
+@dataclass
+class _Harm:
+    """What a subject did to short samples: how many lost anything exact, and how many things; rates that are off."""
+
+    samples: int = 0
+    harmed: int = 0
+    gone: int = 0
+    exact: int = 0
+    off: int = 0
+    above: int = 0
+
+    def add(self, case: Case, text: str, rate: float, asked: float) -> None:
+        missing, things = len(lost(case, text)), len(set(case.exact))
+        self.samples += 1
+        self.harmed += bool(missing)
+        self.gone += missing
+        self.exact += things
+        self.off += abs(rate - asked) > CLOSE * asked
+        self.above += rate > (1 + CLOSE) * asked
+
+
 def _print_short(
     console: Console, machinery: Machinery, subjects: Sequence[Subject], options: argparse.Namespace
 ) -> None:
     """Short samples of all collections: in how many of them anything exact was lost."""
-    each = -(-options.short // len(options.corpora))
-    samples = [
-        case for corpus in options.corpora for case in cases(options.data, corpus, count=each, chars=options.chars)
-    ]
+    drawn = samples(options.data, options.corpora, count=options.short, chars=options.chars)
     rate = options.rates[0]
-    table = Table(title=f"{len(samples)} samples, a rate of {rate} asked", title_justify="left")
-    for column in ("", "samples that lost something exact", "lost", "off by more than 3 %"):
+    harms = {subject.name: _Harm() for subject in subjects}
+    try:
+        for case in track(drawn, description="samples"):
+            texts = [subject.compress(case.text, question=case.question, rate=rate).text for subject in subjects]
+            for subject, text in zip(subjects, texts, strict=True):
+                reached = machinery.count(text) / machinery.count(case.text)
+                harms[subject.name].add(case, text, reached, 0.65 if subject.name == "balanced" else rate)
+    except KeyboardInterrupt:
+        console.print("stopped before the end")
+    table = Table(title=f"{len(drawn)} samples, a rate of {rate} asked (balanced: 0.65)", title_justify="left")
+    for column in ("", "samples that lost something exact", "lost", "rate off by more than 3 %", "of them above"):
         table.add_column(column, justify="right" if column else "left")
-    for subject in subjects:
-        harmed = gone = off = total = 0
-        for case in samples:
-            text = subject.compress(case.text, question=case.question, rate=rate).text
-            missing = len(lost(case, text))
-            harmed, gone, total = harmed + bool(missing), gone + missing, total + len(set(case.exact))
-            off += abs(machinery.count(text) / machinery.count(case.text) - rate) > CLOSE * rate
-        table.add_row(subject.name, f"{harmed}/{len(samples)}", f"{gone}/{total}", f"{off}/{len(samples)}")
+    for name, harm in harms.items():
+        harmed, gone = f"{harm.harmed}/{harm.samples}", f"{harm.gone}/{harm.exact}"
+        table.add_row(name, harmed, gone, f"{harm.off}/{harm.samples}", str(harm.above))
     console.print(table)
 
 

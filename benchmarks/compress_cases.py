@@ -4,9 +4,11 @@ A case is cut to a size in characters around what its question is about. Everyth
 """
 
 import gzip
+import itertools
 import json
 import random
 import re
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +18,7 @@ from promptsluice.compressors import protected_spans
 from promptsluice.compressors.jsonscan import documents
 
 EXACT = frozenset({"identifier", "number", "date", "url", "email"})
+_LONG = 6  # samples in the text that they are cut from
 _NAME = re.compile(r"(?<![.!?]\s)(?<!^)\b[A-Z][\w'-]+\b|\d[\d.,:%]*\d|\d")
 
 
@@ -46,6 +49,28 @@ def cases(folder: Path, corpus: str, *, count: int, chars: int, seed: int = 0) -
     found = list(CORPORA[corpus](folder / corpus, chars))
     rng.shuffle(found)
     return [replace(case, corpus=corpus) for case in found[:count]]
+
+
+def samples(folder: Path, corpora: Sequence[str], *, count: int, chars: int) -> list[Case]:
+    """`count` short texts, the collections in turns as far as each has any: pieces of about `chars` characters at most
+    of longer cases, cut where a paragraph (in a meeting: a turn) ends. All different; no facts, no gold."""
+    pools = [_pieces(folder, corpus, chars) for corpus in corpora]
+    turns = (case for together in itertools.zip_longest(*pools) for case in together if case is not None)
+    return list(itertools.islice(turns, count))
+
+
+def _pieces(folder: Path, corpus: str, chars: int) -> Iterator[Case]:
+    whole = corpus == "kv_retrieval"  # one JSON document each
+    joint = "\n" if corpus == "qmsum" else "\n\n"
+    seen: set[str] = set()
+    for case in cases(folder, corpus, count=sys.maxsize, chars=chars if whole else _LONG * chars):
+        parts = case.text.split(joint)
+        while parts:
+            text = case.text if whole else _filled(parts, 0, chars, joint=joint)
+            parts = [] if whole else parts[len(text.split(joint)) :]
+            if len(text) > chars // 2 and text not in seen:
+                seen.add(text)
+                yield replace(case, text=text, facts=(), gold="")
 
 
 def parsed(text: str) -> list[Any]:

@@ -6,13 +6,14 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import torch
+from kept_rows import KeptRows
 from promptsluice.backend_engine import load_model
 from promptsluice.backend_engine.engine import Engine
 from promptsluice.backend_engine.generation import Collector
@@ -23,6 +24,7 @@ from promptsluice.backend_engine.service import EngineService
 from promptsluice.backend_engine.text_scoring import Encoding, TextScorer
 from promptsluice.backend_engine.types import GenerationRequest
 from promptsluice.compressors import CompressionContext, create
+from promptsluice.compressors.context import Generated
 from promptsluice.policies.presets import PRESETS
 from promptsluice.prompt import Prompt
 from promptsluice.rag.embedder import SentenceEmbedder
@@ -49,6 +51,7 @@ class Machinery:
     """One model on the CPU with its engine, and an embedder that is loaded when it is asked for."""
 
     def __init__(self, model: Path, *, dtype: str = "float32") -> None:
+        self.name = f"{model.name} {dtype}"
         self.model = load_model(model, dtype=dtype)
         assert self.model.tokenizer is not None, f"{model} has no tokenizer"
         self.tokenizer = self.model.tokenizer
@@ -62,7 +65,13 @@ class Machinery:
         return self.tokenizer.count
 
     def context(self, question: str) -> CompressionContext:
-        return CompressionContext(count=self.count, question=question, embed=self._embedder.embed, score=self.score)
+        return CompressionContext(
+            count=self.count,
+            question=question,
+            embed=self._embedder.embed,
+            score=self.score,
+            generate=self._generated,
+        )
 
     def plain_pass(self, text: str) -> tuple[float, int]:
         """Processor seconds of a prefill without any logits, and its tokens."""
@@ -71,14 +80,19 @@ class Machinery:
         self.service.run(GenerationRequest(ids=ids, sampling=SamplingParams(max_tokens=0), prefix_cache=False))
         return time.process_time() - began, len(ids)
 
-    def greedy(self, ids: Sequence[int], tokens: int) -> str:
+    def greedy(self, ids: Sequence[int], tokens: int) -> Generated:
         """The likeliest tokens after a prompt."""
         collector = Collector()
         self.service.submit(
             GenerationRequest(ids=ids, sampling=SamplingParams(temperature=0, max_tokens=tokens)), collector
         )
-        collector.wait()
-        return self.tokenizer.decode(collector.tokens)
+        reason = collector.wait().finish_reason
+        return Generated(text=self.tokenizer.decode(collector.tokens), whole=reason == "stop")
+
+    def _generated(
+        self, messages: Sequence[Mapping[str, str]], *, backend: str, model: str, max_tokens: int, timeout_s: float
+    ) -> Generated:
+        return self.greedy(self.tokenizer.encode_chat(messages).ids, max_tokens)
 
     def _encoding(self, text: str) -> Encoding:
         encoding = self.tokenizer.backend.encode(text, add_special_tokens=False)
@@ -128,6 +142,7 @@ def ours(machinery: Machinery, names: Sequence[str]) -> list[Subject]:
             for spec in PRESETS["balanced"]["compress"]
         ],
         "contrast": [("perplexity", {"contrast": 1.0})],
+        "summarize": [("summarize", {"kinds": ["tool_result"], "backend": "same", "model": "same", "min_tokens": 64})],
     }
     return [Ours(name, machinery, special.get(name, [(name, {})])) for name in names]
 
@@ -170,6 +185,27 @@ class Peer:
             self._process.wait()
 
 
+@dataclass(frozen=True)
+class Remembered:
+    """A subject whose outcomes are kept: what it once made of a text is not made again."""
+
+    subject: Subject
+    rows: KeptRows
+
+    @property
+    def name(self) -> str:
+        return self.subject.name
+
+    def compress(self, text: str, *, question: str, rate: float) -> Outcome:
+        words = (self.name, str(rate), question, text)
+        known = self.rows.get(*words)
+        if known is not None:
+            return Outcome(**known)
+        outcome = self.subject.compress(text, question=question, rate=rate)
+        self.rows.put(asdict(outcome), *words)
+        return outcome
+
+
 def peers(model: Path, pythons: Mapping[str, Path | None]) -> list[Peer]:
     """Those whose interpreter is given; says which are left out."""
     for name, python in pythons.items():
@@ -188,18 +224,20 @@ def common_options(description: str, *, compared: Sequence[str]) -> argparse.Arg
     parser.add_argument("--dtype", default="float32", help="of our engine; llmlingua takes float32 on a CPU")
     parser.add_argument("--ours", nargs="*", default=list(compared))
     parser.add_argument("--rates", nargs="+", type=float, default=[0.5, 0.33])
+    parser.add_argument("--rows", type=Path, help="keep results in this JSONL file, and take those that are there")
     return parser
 
 
 @contextmanager
 def opened(options: argparse.Namespace) -> Iterator[tuple[Machinery, list[Subject]]]:
-    """The machinery and everything that is compared, on one thread; the peers end with it."""
+    """The machinery and everything that is compared, on one thread, remembered in `--rows`; the peers end with it."""
     torch.set_num_threads(1)
     model = resolve(options.model)
     machinery = Machinery(model, dtype=options.dtype)
     guests = peers(model, {"llmlingua": options.llmlingua, "headroom": options.headroom})
     try:
-        yield machinery, [*ours(machinery, options.ours), *guests]
+        rows = KeptRows(options.rows)
+        yield machinery, [Remembered(subject, rows) for subject in (*ours(machinery, options.ours), *guests)]
     finally:
         for guest in guests:
             guest.close()
