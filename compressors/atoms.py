@@ -4,12 +4,13 @@ of punctuation, or a whole protected span; never part of a word, and never part 
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 
 from .blocks import Line, LineKind, lines_of
+from .outline import TURN, Outline
 from .result import Span
-from .sentences import SPEAKER
+from .sentences import SPEAKER, groups_of, heading_level
 
 _MARKS = "\u3099\u309a\ufe00-\ufe0f\U000e0100-\U000e01ef"
 # Kana other than katakana, and Han; katakana runs are words.
@@ -25,6 +26,10 @@ _ATOM = re.compile(
     rf"(?P<word>{_LETTER}++(?:[-'’._/@&:+]{_LETTER}++)*+)|(?P<single>[{_SINGLE}][{_MARKS}]*+)"
     rf"|(?P<pair>[()\[\]{{}}（）【】]|\*\*)|(?P<punct>(?:(?![()\[\]{{}}（）【】]|\*\*)[{_PUNCT}])++)|\S"
 )
+# What is joined to a protected span is part of it: "mid-1990s" says something else than "1990s".
+_JOINED_BEFORE = re.compile(rf"(?:{_LETTER}++[-'’/&+])++\Z")
+_JOINED_AFTER = re.compile(rf"(?:[-'’/&+]{_LETTER}++)++")
+_LONGEST_JOINED = 40
 _SENTENCE_END = re.compile("[.!?。！？؟۔।｡]")
 _LIST_MARKER = re.compile(r"[ \t>]*(?:[-*+•]|\d{1,9}[.)、])(?=[ \t])|[ ]{0,3}>+")
 
@@ -38,69 +43,109 @@ class AtomKind(Enum):
     """A bracket or a mark of bold text, which makes sense only with its partner."""
     MARKER = auto()
     """A list bullet or number, or a quotation mark of Markdown, at the start of a line."""
+    HEAD = auto()
+    """A heading, or a speaker's name or other label, over other atoms: stays with any of them."""
     FIXED = auto()
-    """Protected, a heading, or a speaker's name or other label: stays whatever the budget."""
+    """Protected, or a heading of nothing: stays whatever the budget."""
 
 
 @dataclass(frozen=True, slots=True)
 class Atom:
+    """`line` is the number of its line, `head` that of the heading or label right above it among the text's atoms."""
+
     start: int
     end: int
     kind: AtomKind
     line: int
+    head: int | None = None
 
     @property
     def span(self) -> Span:
         return self.start, self.end
 
 
+@dataclass(frozen=True, slots=True)
+class _Whole:
+    """A span that is one atom. `level` as in Outline; `free`: nothing in it is protected."""
+
+    start: int
+    end: int
+    level: int
+    free: bool
+
+
 def atoms_of(text: str, *, protected: Sequence[Span]) -> list[Atom]:
-    """All atoms of a text: ascending, disjoint, everything that is not white space. `protected` spans (and headings)
-    are one FIXED atom each.
+    """All atoms of a text: ascending, disjoint, everything that is not white space. `protected` spans are one FIXED
+    atom each, headings and labels one HEAD atom.
     """
     lines = lines_of(text)
+    found = list(_numbered(_pieces(text, protected, lines), text, lines))
+    heading = {atom.head for atom in found}
+    return [
+        replace(atom, kind=AtomKind.FIXED) if atom.kind is AtomKind.HEAD and i not in heading else atom
+        for i, atom in enumerate(found)
+    ]
+
+
+def _pieces(text: str, protected: Sequence[Span], lines: Sequence[Line]) -> Iterator[tuple[int, int, AtomKind, int]]:
+    """Of each atom its span, its kind and its level in the outline."""
     markers = {
         match.end() - len(match[0].lstrip(" \t")): match.end()
         for line in lines
         if line.kind in (LineKind.LIST, LineKind.QUOTE) and (match := _LIST_MARKER.match(text, line.start, line.end))
     }
-    fixed = _with_labels(text, protected, lines)
-    found: list[Atom] = []
-    at = line = 0
-    edges = [*fixed, (len(text), len(text))]
-    for start, end in edges:
-        for atom in _free(text, at, start, markers):
-            while line + 1 < len(lines) and lines[line + 1].start <= atom[0]:
-                line += 1
-            found.append(Atom(atom[0], atom[1], atom[2], line))
-        if start < end:
-            while line + 1 < len(lines) and lines[line + 1].start <= start:
-                line += 1
-            found.append(Atom(start, end, AtomKind.FIXED, line))
-        at = end
-    return found
+    at = 0
+    for one in _wholes(text, protected, lines):
+        for start, end, kind in _free(text, at, one.start, markers):
+            yield start, end, kind, 0
+        yield one.start, one.end, AtomKind.HEAD if one.level and one.free else AtomKind.FIXED, one.level
+        at = one.end
+    for start, end, kind in _free(text, at, len(text), markers):
+        yield start, end, kind, 0
 
 
-def _with_labels(text: str, protected: Sequence[Span], lines: Sequence[Line]) -> list[Span]:
-    """Protected spans without white space at their ends, headings and labels, as ascending disjoint spans."""
-    wanted = list(protected)
+def _numbered(pieces: Iterator[tuple[int, int, AtomKind, int]], text: str, lines: Sequence[Line]) -> Iterator[Atom]:
+    """Atoms with their lines and with what they stand under."""
+    groups = [start for start, _, _ in groups_of(text, lines)]
+    outline = Outline()
+    line = group = 0
+    for i, (start, end, kind, level) in enumerate(pieces):
+        while line + 1 < len(lines) and lines[line + 1].start <= start:
+            line += 1
+        first = i == 0
+        while group + 1 < len(groups) and groups[group + 1] <= start:
+            group, first = group + 1, True
+        yield Atom(start, end, kind, line, outline.above(i, level=level, first=first))
+
+
+def _wholes(text: str, protected: Sequence[Span], lines: Sequence[Line]) -> list[_Whole]:
+    """Protected spans without white space at their ends, headings and labels, ascending and disjoint."""
+    wanted = [_Whole(*_with_joined(text, span), 0, free=False) for span in protected]
     for line in lines:
         if line.kind is LineKind.HEADING:
-            wanted.append((line.start, line.end))
+            wanted.append(_Whole(line.start, line.end, heading_level(text[line.start : line.end]), free=True))
         elif line.kind in (LineKind.TEXT, LineKind.LIST):
             marker = _LIST_MARKER.match(text, line.start, line.end)
             start = marker.end() if marker else line.start
             label = SPEAKER.match(text, start + _blank(text, start, line.end), line.end)
-            wanted += [label.span()] if label else []
-    spans: list[Span] = []
-    for start, end in sorted(wanted):
-        body = text[start:end]
-        low, high = start + len(body) - len(body.lstrip()), start + len(body.rstrip())
-        if spans and low < spans[-1][1]:
-            spans[-1] = (spans[-1][0], max(high, spans[-1][1]))
+            wanted += [_Whole(*label.span(), TURN, free=True)] if label else []
+    found: list[_Whole] = []
+    for one in sorted(wanted, key=lambda one: (one.start, one.end)):
+        body = text[one.start : one.end]
+        low, high = one.start + len(body) - len(body.lstrip()), one.start + len(body.rstrip())
+        if found and low < found[-1].end:
+            last = found[-1]
+            found[-1] = _Whole(last.start, max(high, last.end), last.level or one.level, last.free and one.free)
         elif low < high:
-            spans.append((low, high))
-    return spans
+            found.append(_Whole(low, high, one.level, one.free))
+    return found
+
+
+def _with_joined(text: str, span: Span) -> Span:
+    start, end = span
+    before = _JOINED_BEFORE.search(text, max(0, start - _LONGEST_JOINED), start)
+    after = _JOINED_AFTER.match(text, end, end + _LONGEST_JOINED)
+    return before.start() if before else start, after.end() if after else end
 
 
 def _blank(text: str, start: int, end: int) -> int:

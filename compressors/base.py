@@ -17,7 +17,6 @@ from .question import question_finder
 from .result import FAILED_NOTE, LATE_NOTE, Change, Compression, Rewrite, Span
 
 _log = logging.getLogger(__name__)
-FLOOR_NOTE = "the target rate was missed: what must stay is more than that"
 _OPEN_KINDS = frozenset({Kind.DOCUMENT, Kind.HISTORY, Kind.INSTRUCTION, Kind.TOOL_RESULT, Kind.OTHER})
 
 
@@ -198,6 +197,11 @@ def failure_note(name: str, error: Exception) -> str:
     """Log a compressor's failure and say it in a few words that quote nothing of the prompt."""
     _log.warning("compressor %s failed; the original text is used", name, exc_info=error)
     return f"{name} failed ({type(error).__name__}); {FAILED_NOTE}"
+
+
+def missed_note(least: int, *, wanted: float, tokens: int) -> str:
+    """Why texts of so many tokens in all did not come down to what was asked for."""
+    return f"the target rate was missed: {wanted:.0f} of {tokens} tokens were asked for, {least} must stay"
 
 
 def covers(kept: tuple[Span, ...], wanted: tuple[Span, ...]) -> bool:

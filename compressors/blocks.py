@@ -64,7 +64,8 @@ _LINE = re.compile(
 )
 _CODE_LINE = re.compile(
     r"""
-        [;{}\[(][ \t\r]*$
+        [;{\[(][ \t\r]*$
+      | (?:^|[^a-z{\n]|\S\{)[a-z]*\}[ \t\r]*$  # but not a remark such as {laughter}
       | ^[ \t]*[)\]}]+[,;]?[ \t\r]*$
       | ^[ \t]*(?://|\#!|/\*|\*/|<!--|@[A-Za-z_.]+(?:\(|\r?$))
       | ^[ \t]*(?:async[ ])?(?:def|class|func|fn|function|interface|struct|enum|impl)[ ]+\w+[^.!?]*[:{(]

@@ -60,7 +60,7 @@ def _merged(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
 
 def _word(atoms: Sequence[Atom], i: int, step: int) -> int | None:
     """The nearest word from atom `i` on; None at the end of a sentence."""
-    while 0 <= i < len(atoms) and atoms[i].kind not in (AtomKind.END, AtomKind.MARKER):
+    while 0 <= i < len(atoms) and atoms[i].kind not in (AtomKind.END, AtomKind.MARKER, AtomKind.HEAD):
         if atoms[i].kind in (AtomKind.WORD, AtomKind.FIXED):
             return i
         i += step

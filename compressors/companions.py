@@ -1,4 +1,4 @@
-"""What stays along with other atoms: brackets, bold marks, punctuation, sentence ends, list markers."""
+"""What stays along with other atoms: brackets, bold marks, punctuation, sentence ends, list markers, headings."""
 
 import itertools
 from collections.abc import Sequence
@@ -27,6 +27,7 @@ class Companions:
             if keep[i]:
                 keep[i] = keep[neighbour]
         self._with_marks(keep)
+        self._with_heads(keep)
 
     def _with_pairs(self, keep: list[bool]) -> None:
         """Brackets stay when something between them does."""
@@ -46,10 +47,19 @@ class Companions:
             elif atom.kind is AtomKind.END:
                 keep[i] = keep[i] or spoken
                 spoken = False
+            elif atom.kind is AtomKind.HEAD:
+                spoken = False
             elif keep[i]:
                 spoken = True
                 if marker is not None and self._atoms[marker].line == atom.line:
                     keep[marker] = True
+
+    def _with_heads(self, keep: list[bool]) -> None:
+        """Headings and labels stay with anything that stands under them."""
+        for i in range(len(keep) - 1, -1, -1):
+            head = self._atoms[i].head
+            if keep[i] and head is not None:
+                keep[head] = True
 
 
 def _partners(text: str, atoms: Sequence[Atom]) -> list[tuple[int, int]]:

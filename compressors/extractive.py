@@ -12,15 +12,16 @@ from typing import NamedTuple
 import numpy as np
 
 from ..prompt import BadRequest
-from .base import FLOOR_NOTE, Job, LossyOptions, Task
+from .base import Job, LossyOptions, Task, missed_note
 from .budget import most_that_fit
 from .context import CompressionContext
 from .lexical import Words
 from .mmr import Floats, mmr_order, normalized
 from .options import folder, one_of, option, share
+from .outline import Outline
 from .rebuild import Rebuilder
 from .result import FAILED_NOTE, LATE_NOTE, Rewrite, Span
-from .sentences import TURN, Unit, units_of
+from .sentences import Unit, units_of
 
 _log = logging.getLogger(__name__)
 
@@ -105,6 +106,7 @@ class _Selection:
         for task, (start, end) in zip(tasks, self._ranges, strict=True):
             self._must += _touched([unit for _, unit in self._units[start:end]], task.protected)
         self._sections = _headings_above(self._units)
+        self._heads = frozenset(above for above in self._sections if above is not None)
         self._sizes: dict[tuple[int, tuple[bool, ...]], int] = {}
         chars = sum(len(task.text) for task in tasks)
         self._total = sum(task.tokens for task in tasks)
@@ -119,8 +121,8 @@ class _Selection:
         note = ""
         if seen < len(self._units):
             note = f"{LATE_NOTE}: {seen} of {len(self._units)} sentences judged, the rest kept"
-        elif not self._context.expired() and self._size(keep) > self._options.target(self._total):
-            note = FLOOR_NOTE
+        elif not self._context.expired() and (size := self._size(keep)) > (wanted := self._options.target(self._total)):
+            note = missed_note(size, wanted=wanted, tokens=self._total)
         for n, task in enumerate(self._tasks):
             yield task, Rewrite.of_kept(self._rebuilders[n].spans(keep[slice(*self._ranges[n])]), note=note)
 
@@ -238,7 +240,7 @@ class _Selection:
 
         taken = [i for i in range(seen) if forced[i]]
         order = mmr_order(vectors, relevance, taken=taken, redundancy=self._options.redundancy, enough=enough)
-        return self._fitted(forced, order, target)
+        return self._fitted(forced, [i for i in order if i not in self._heads], target)
 
     def _estimate(self, i: int) -> float:
         unit = self._units[i][1]
@@ -249,7 +251,8 @@ class _Selection:
         forced = [must or i >= seen for i, must in enumerate(self._must)]
         for start, end in self._ranges:
             if start < end and not any(forced[start:end]):
-                forced[max(range(start, end), key=lambda i: (relevance[i], -i))] = True
+                best = max(range(start, end), key=lambda i: (i not in self._heads, relevance[i], -i))
+                forced[best] = True
         return forced
 
     def _fitted(self, forced: list[bool], order: list[int], target: float) -> list[bool]:
@@ -314,20 +317,13 @@ def _centrality(vectors: Floats) -> Floats:
 
 
 def _headings_above(units: Sequence[tuple[int, Unit]]) -> list[int | None]:
-    """For each unit the heading right above it in the outline; it goes along with what it heads."""
+    """For each unit the heading right above it in the outline of its text; it goes along with what it heads."""
     above: list[int | None] = []
-    open_: dict[int, int] = {}
-    owner = -1
+    outline, owner = Outline(), -1
     for i, (n, unit) in enumerate(units):
         if n != owner:
-            owner, open_ = n, {}
-        if unit.first:
-            open_.pop(TURN, None)
-        if unit.level:
-            open_ = {level: at for level, at in open_.items() if level < unit.level}
-        above.append(open_[max(open_)] if open_ else None)
-        if unit.level:
-            open_[unit.level] = i
+            owner, outline = n, Outline()
+        above.append(outline.above(i, level=unit.level, first=unit.first))
     return above
 
 

@@ -27,8 +27,8 @@ class Perplexity(LossyOptions):
     Texts of one message share one budget, so that what says something new keeps more than what does not. A token is
     judged by its own surprise; with `contrast` above 0 also by how much likelier the question makes it, which costs a
     second pass of the model (after Jiang et al. (2023), "LongLLMLingua", arXiv:2310.06839). Negations and
-    modals stay or go with what they govern, and go last; and/or stay between kept words; headings stay; a sentence's
-    end mark stays with any word of it, a list bullet with any word of its line.
+    modals stay or go with what they govern, and go last; and/or stay between kept words; a heading or a speaker's name
+    stays with any word under it, a sentence's end mark with any word of it, a list bullet with any word of its line.
     """
 
     name = "perplexity"

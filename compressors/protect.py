@@ -6,7 +6,8 @@ Patterns see ASCII words only, so that identifiers inside Chinese or Arabic text
 """
 
 import re
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 
 from .blocks import AS_IT_IS, REFERENCE, LineKind, lines_of
 from .jsonscan import documents
@@ -25,7 +26,7 @@ KEEP, END_KEEP = "<keep>", "</keep>"
 """Marks in a text: no lossy step touches what stands between them, nor the marks. Without its end, all that follows."""
 
 _BROKEN_JSON = 16
-_TRAILING = ".,;:!?'\"*_"
+_TRAILING = ".,;:!?'\"*"
 
 _MONTH = (
     "(?:Jan(?:uary)?|Feb(?:ruary)?|Mar(?:ch)?|Apr(?:il)?|May|June?|July?|Aug(?:ust)?|Sept?(?:ember)?|Oct(?:ober)?"
@@ -47,7 +48,7 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
     ("code", r"(?<!`)(?P<tick>`{1,3})(?!`)[^`\n]{1,500}+(?P=tick)(?!`)"),
     ("url", r"!?\[[^\[\]\n]{0,200}\]\([^()\s]{1,500}+(?:[ ]\"[^\"\n]{0,100}\")?\)"),
     ("url",
-    r"(?<![A-Za-z0-9])(?:[A-Za-z][A-Za-z0-9+.-]{1,15}://|www\.|mailto:|data:[\w/+.-]{1,60}[;,])[^\s<>\"`，。）」]++"),
+    r"(?<![A-Za-z0-9_])_{0,2}(?:[A-Za-z][A-Za-z0-9+.-]{1,15}://|www\.|mailto:|data:[\w/+.-]{1,60}[;,])[^\s<>\"`，。）」]++"),
     ("email", r"(?<![\w.+-])[\w.+-]{1,64}@[\w-]{1,63}(?:\.[\w-]{1,63}){1,8}"), ("identifier",
     r"<[|/!?]?[A-Za-z][^<>\n]{0,300}>|\[/?(?:INST|SYS)\]"), ("identifier",
     r"(?<![\w-])[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}(?![\w-])"), (
@@ -87,6 +88,8 @@ def _compiled(categories: frozenset[str]) -> re.Pattern[str]:
 
 
 _ALL = _compiled(CATEGORIES)
+_REMARK = re.compile(r"\{[a-z]++\}")
+_REMARKED = 3  # times that a word in braces stands in a text that is no placeholder, which has its place once or twice
 _KEPT = re.compile(rf"{KEEP}.*?(?:{END_KEEP}|\Z)", re.DOTALL)
 _REFERENCE = re.compile(rf"^{REFERENCE}", re.MULTILINE)
 
@@ -106,8 +109,20 @@ def protected_spans(text: str, *, categories: Iterable[str] = CATEGORIES) -> tup
     if "json" in wanted:
         found += documents(text, broken_from=_BROKEN_JSON)
     pattern = _ALL if wanted == CATEGORIES else _compiled(wanted)
-    found += (_trimmed(text, match.span()) for match in pattern.finditer(text))
+    found += _without_remarks(text, [_trimmed(text, match.span()) for match in pattern.finditer(text)])
     return union(found)
+
+
+def _without_remarks(text: str, spans: Sequence[Span]) -> Iterable[Span]:
+    """Without what somebody who wrote speech down put in, such as {laughter}: words in braces that stand there again
+    and again, between white space every time. Once or twice, or as part of something, they are placeholders.
+    """
+    remarks = {span: text[slice(*span)] for span in spans if _REMARK.fullmatch(text, *span)}
+    if not remarks:
+        return spans
+    often = {word for word, times in Counter(remarks.values()).items() if times >= _REMARKED}
+    often -= {word for (start, end), word in remarks.items() if text[max(0, start - 1) : end + 1].split() != [word]}
+    return [span for span in spans if remarks.get(span) not in often]
 
 
 def _line_spans(text: str, wanted: frozenset[str]) -> Iterable[Span]:

@@ -11,11 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .atoms import Atom, AtomKind, atoms_of
-from .base import FLOOR_NOTE, Task
+from .base import Task, missed_note
 from .bonds import Bonds
 from .budget import filled, most_that_fit
 from .companions import Companions
 from .context import CompressionContext
+from .outline import worth_with_heading
 from .rebuild import Rebuilder
 from .result import LATE_NOTE, Rewrite, Span
 
@@ -116,18 +117,42 @@ class Candidate:
     @cached_property
     def free(self) -> list[tuple[int, float]]:
         """Atoms that are chosen, with their worth: one of each group that stays together, worth as much as its best
-        and more, for without it others say the opposite.
+        and more, for without it others say the opposite. Less where a heading or label would stay for its sake.
         """
-        found: list[tuple[int, float]] = []
+        found: dict[int, float] = {}
         for i in self.draft.open:
             if self.forced[i]:
                 continue
             group = self.bonds.group(i)
             if group is None:
-                found.append((i, float(self.worth[i])))
-            elif group[0] == i:
-                found.append((i, float(max(self.worth[j] for j in group)) + _GOVERNS))
-        return found
+                found[i] = float(self.worth[i])
+            elif i == next(j for j in group if j in self._open):
+                found[i] = float(max(self.worth[j] for j in group)) + _GOVERNS
+        return list(self._with_heads(found).items())
+
+    @cached_property
+    def _open(self) -> frozenset[int]:
+        return frozenset(self.draft.open)
+
+    def _with_heads(self, worth: dict[int, float]) -> dict[int, float]:
+        """The same atoms, those under a heading that nothing yet holds sharing its cost."""
+        under: dict[int, list[int]] = {}
+        for i in worth:
+            head = self.atoms[i].head
+            if head is not None:
+                under.setdefault(head, []).append(i)
+        held: set[int] = set()
+        for i, must in enumerate(self.forced):
+            head = self.atoms[i].head if must else None
+            while head is not None and head not in held:
+                held.add(head)
+                head = self.atoms[head].head
+        for head, members in under.items():
+            if head not in held and not self.forced[head]:
+                size = len(self.text[self.atoms[head].start : self.atoms[head].end].split())
+                shared = worth_with_heading([worth[i] for i in members], size)
+                worth.update(zip(members, shared, strict=True))
+        return worth
 
 
 def settled(drafts: Sequence[Draft], target: Callable[[int], float], context: CompressionContext) -> bool:
@@ -150,7 +175,8 @@ def pruned(
     if wanted >= pruning.tokens:
         return
     kept = iter(pruning.kept(wanted))
-    missed = FLOOR_NOTE if pruning.least > wanted else ""
+    least = pruning.least
+    missed = missed_note(least, wanted=wanted, tokens=pruning.tokens) if least > wanted else ""
     for task, one in zip(tasks, candidates, strict=True):
         spans = [*(next(kept) if one.cut else ()), (one.cut, len(task.text))]
         late = f"{LATE_NOTE}: {one.cut} of {len(task.text)} characters judged, the rest kept"

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from .blocks import AS_IT_IS, Line, LineKind, lines_of
+from .outline import TURN
 from .rebuild import is_cjk
 from .result import Span
 
@@ -31,9 +32,6 @@ _RECORD = re.compile(r"[^\n]{1,60}?:\s|\[|\(?\d|[-*+•>|#]|</?\w")
 SPEAKER = re.compile(r"[^\W\d_a-z][^\s:：]{0,20}(?:[ ][^\s:：]{1,20}){0,4}[:：](?=\s+\S)")
 """A speaker's name, or another short label with a capital, before what is said."""
 _CLAUSE = re.compile(r"[;:；：]\s*|[，、،]\s*|,\s+|\s+")
-TURN = 7
-"""The level of a speaker's name; see Unit."""
-
 _LONGEST = 1000
 _WRAPPED = 60
 
@@ -62,10 +60,9 @@ def units_of(text: str, *, whole: Sequence[Span] = ()) -> list[Unit]:
     No border lies inside a span of `whole`.
     """
     units: list[Unit] = []
-    for start, end, kind in _groups(text, lines_of(text)):
+    for start, end, kind in groups_of(text, lines_of(text)):
         if kind is LineKind.HEADING:
-            hashes = text[start:end].lstrip()
-            units += _stripped(text, start, end, level=min(6, len(hashes) - len(hashes.lstrip("#"))))
+            units += _stripped(text, start, end, level=heading_level(text[start:end]))
         elif kind in (LineKind.TEXT, LineKind.QUOTE):
             speaker = SPEAKER.match(text, start, end)
             begin = speaker.end() if speaker else start
@@ -77,7 +74,13 @@ def units_of(text: str, *, whole: Sequence[Span] = ()) -> list[Unit]:
     return list(_unbroken(units, whole))
 
 
-def _groups(text: str, lines: list[Line]) -> Iterator[tuple[int, int, LineKind]]:
+def heading_level(line: str) -> int:
+    """1 to 6, by the marks before it."""
+    hashes = line.lstrip()
+    return min(6, len(hashes) - len(hashes.lstrip("#")))
+
+
+def groups_of(text: str, lines: Sequence[Line]) -> Iterator[tuple[int, int, LineKind]]:
     """Neighbouring lines that belong together: paragraphs, list items with what continues them, tables, code."""
     at = 0
     while at < len(lines):

@@ -97,7 +97,10 @@ def test_all_protected_says_that_the_rate_was_missed(context: Make, prompt_of: P
     prompt = prompt_of("Order A1B2 costs $5 now. " * 30)
     result = create("extractive").compress(prompt, context=context())
     assert result.prompt is prompt
-    assert "target rate was missed" in result.note
+    tokens = result.tokens_before
+    assert result.note == (
+        f"the target rate was missed: {tokens / 2:.0f} of {tokens} tokens were asked for, {tokens} must stay"
+    )
 
 
 def test_documents_of_one_message_share_the_budget(context: Make) -> None:
@@ -270,3 +273,16 @@ def test_real_embedder_finds_the_answer_without_shared_words(
         context=context(embed=lambda texts: model.encode(list(texts), show_progress_bar=False)),
     )
     assert "salary" in tool_texts(result.prompt)[0]
+
+
+def test_nobody_is_said_to_have_said_nothing(context: Make, prompt_of: PromptOf, tool_texts: TextsOf) -> None:
+    turns = "\n".join(
+        f"Budget Officer: the {word} is a matter of some other kind." for word in ["cat", "dog", "owl", "fox"]
+    )
+    text = f"{turns}\nBob: we shall talk of it later, and not now."
+    options = {"target_rate": 0.3, "relevance": "words", "min_tokens": 1}
+    question = "What does the budget officer want?"
+    result = create("extractive", options).compress(prompt_of(text), context=context(question=question))
+    kept = tool_texts(result.prompt)[0].split("\n")
+    assert 0 < len(kept) < 5
+    assert all(line.split(": ")[1] for line in kept)

@@ -15,8 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from promptsluice.compressors import CompressionContext, create, protected_spans
-from promptsluice.compressors.atoms import atoms_of
+from promptsluice.compressors.atoms import AtomKind, atoms_of
 from promptsluice.compressors.bonds import Bonds
+from promptsluice.compressors.outline import worth_with_heading
 from promptsluice.compressors.rebuild import Rebuilder
 from promptsluice.compressors.result import Rewrite
 from promptsluice.compressors.surprise import surprise_of
@@ -55,6 +56,56 @@ def test_atoms() -> None:
     ]
     assert pieces("It is $48,750.") == ["It", "is", "$48,750", "."]
     assert pieces("- item **bold**") == ["-", "item", "**", "bold", "**"]
+
+
+def test_what_is_joined_to_protected_text_is_part_of_it() -> None:
+    assert pieces("In mid-1990s terms, a pre-2020, 5-fold `foo`-based T_V_'s (2020) end") == [
+        "In", "mid-1990s", "terms", ",", "a", "pre-2020", ",", "5-fold", "`foo`-based", "T_V_'s", "(", "2020", ")",
+        "end",
+    ]  # fmt: skip
+
+
+def test_what_stands_under_which_heading() -> None:
+    text = "# One\nwords\n## Two\nAnn: yes. But\nno more\n\nnot hers\n- Also: this\n  and that\n- other\n# Three"
+    atoms = atoms_of(text, protected=())
+    names = [text[atom.start : atom.end] for atom in atoms]
+    under = {
+        name: atom.head if atom.head is None else names[atom.head] for name, atom in zip(names, atoms, strict=True)
+    }
+    assert under["words"] == "# One"
+    assert under["## Two"] == "# One"
+    assert under["Ann:"] == under["not"] == under["hers"] == under["other"] == "## Two"
+    assert under["yes"] == under["But"] == under["more"] == "Ann:"
+    assert under["this"] == under["that"] == "Also:"
+    kinds = {name: atom.kind for name, atom in zip(names, atoms, strict=True)}
+    assert kinds["# One"] is kinds["Ann:"] is AtomKind.HEAD
+    assert kinds["# Three"] is AtomKind.FIXED, "there is nothing under it with which it could stay"
+
+
+def test_worth_under_a_heading() -> None:
+    assert worth_with_heading([5.0], 1) == [2.5]
+    assert worth_with_heading([1.0, 6.0, 5.0, 0.5], 2) == [1.0, 2.75, 2.75, 0.5]
+    assert worth_with_heading([], 3) == []
+
+
+@pytest.mark.parametrize("target", [0.15, 0.25, 0.4, 0.6])
+def test_turns_go_with_their_speakers(target: float, context: Make, prompt_of: PromptOf, tool_texts: TextsOf) -> None:
+    words = iter(itertools.cycle(PLAIN.split()))
+    turns = [
+        f"{name}: {' '.join(itertools.islice(words, size))} ."
+        for name, size in itertools.islice(
+            zip(itertools.cycle(("Project Manager", "Ann", "Bob")), itertools.cycle((3, 9, 1))), 60
+        )
+    ]
+    text = "\n".join(turns)
+    result = create("perplexity", {"target_rate": target}).compress(prompt_of(text), context=context())
+    assert 0.97 * target <= result.rate <= target
+    kept = tool_texts(result.prompt)[0].split("\n")
+    assert len(kept) < len(turns) or target > 0.5
+    for line in kept:
+        name, said = line.split(": ")
+        assert name in ("Project Manager", "Ann", "Bob")
+        assert set(said.split()) & set(PLAIN.split()), "nobody is said to have said nothing"
 
 
 def rebuilt(text: str, dropped: str) -> str:

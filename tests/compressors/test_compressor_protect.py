@@ -107,6 +107,21 @@ def test_marked_text_is_kept_whatever_the_categories() -> None:
     assert not protected_spans("an end </keep> without its begin", categories={"number"})
 
 
+def test_remarks_of_a_transcript_are_no_placeholders() -> None:
+    turns = "Ann: well {pause} we {laughter} could {pause} try. Bob: no {pause} and {gap} never."
+    assert found(turns) == ["{laughter}", "{gap}"]
+    letter = "Dear {name}, we thank you, {name}, for {thing}. Yours, {name}"
+    assert found(letter).count("{name}") == 3
+    assert found("Ann: well {pause}\nBob: no {pause}\nAnn: {pause}") == [], "lines that end so are no code"
+    glued = "The paths are /a/{id} and /b/{id} and then {id} and {id} and {id} alone."
+    assert found(glued).count("{id}") == 3
+
+
+def test_names_with_underscores_at_their_ends_are_whole() -> None:
+    assert found("Call __init__ with class_ or T_V_'s here.") == ["__init__", "class_", "T_V_"]
+    assert found("See _https://example.com/x_ there.") == ["_https://example.com/x_"]
+
+
 HOSTILE = {
     "letters": "a" * 300_000,
     "spaces": " " * 300_000,
