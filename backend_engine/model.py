@@ -13,7 +13,7 @@ from .attention import attention_backend, default_backend
 from .attention.base import AttentionBackend, AttentionPlan
 from .batch import Narrowing, StepBatch
 from .fused import FusedOps, HeadTurn, fused_ops
-from .native import Library, NativeSteps
+from .native import Library, NativeAttention, NativeOps, NativePrefill, NativeSteps
 from .native.bindings import MOST_ROWS
 from .pool import KVPool
 from .probe import layers_until
@@ -47,14 +47,20 @@ class Decoder:
         ops: FusedOps | None = None,
         library: Library | None = None,
     ) -> None:
-        """With a `library`, steps of few rows are native: see NativeSteps for what it needs."""
+        """With a `library`, steps of few rows are native: see NativeSteps for what it needs.
+
+        So is what other steps do between products, unless `attention` or `ops` are given.
+        """
         self.spec = spec
         self.weights = weights
-        self.attention = attention or attention_backend(default_backend(self.device.type))
+        prefill = NativePrefill(library) if library else None
+        if attention is None:
+            attention = NativeAttention(prefill) if prefill else attention_backend(default_backend(self.device.type))
+        self.attention = attention
         self.ropes = LayerRopes(spec.ropes, self.device)
         # Rounded as the embedding is, whose family multiplies the two in its dtype.
         self._embedding_scale = float(torch.tensor(spec.embedding_scale, dtype=self.dtype))
-        self._ops = ops or fused_ops(self.device)
+        self._ops = ops or (NativeOps(prefill) if prefill else fused_ops(self.device))
         self.library = library
         self._native = NativeSteps(library, spec, weights, self.ropes) if library else None
 

@@ -2,11 +2,15 @@
 
 from .large_pages import move_to_large_pages
 from .library import Library, Unavailable, native_library
+from .prefill import NativeAttention, NativeOps, NativePrefill
 from .products import NativeProducts
 from .steps import NativeSteps, checked
 
 __all__ = [
     "Library",
+    "NativeAttention",
+    "NativeOps",
+    "NativePrefill",
     "NativeProducts",
     "NativeSteps",
     "Unavailable",

@@ -18,6 +18,8 @@ struct Keys {
     const int32_t *pages;
     long page_size;
     long stride;  // elements from one slot to the next
+
+    long place(long key) const { return (pages[key / page_size] * page_size + key % page_size) * stride; }
 };
 
 // The maximum of a part's scores, the sum of their exponentials above it, and the values weighed by these.
@@ -161,4 +163,27 @@ inline void absorb(Part &into, float *into_values, const Part &part, const float
     for (long d = 0; d < dim; d += LANES)
         store(into_values + d, load(into_values + d) * before + load(values + d) * after);
     into = {top, into.total * before + part.total * after};
+}
+
+inline void divide(float *x, float by, long dim) {
+    for (long d = 0; d < dim; d += LANES) store(x + d, load(x + d) / by);
+}
+
+// A whole row: as `attend` over keys first .. last - 1, part by part; `out` [heads, dim] is its attention.
+template <class Stored>
+void attend_row(const float *q, int heads, const Stored *k, const Stored *v, const Keys &keys, long first, long last,
+                long dim, float scale, float *out) {
+    Part parts[MOST_GROUP], sofar[MOST_GROUP];
+    alignas(64) float values[MOST_GROUP * MOST_DIM];
+    for (int done = 0; done < heads; done += MOST_GROUP, q += MOST_GROUP * dim, out += MOST_GROUP * dim) {
+        int here = heads - done < MOST_GROUP ? heads - done : MOST_GROUP;
+        std::memset(out, 0, here * dim * sizeof(float));
+        for (int h = 0; h < here; h++) sofar[h] = Part{};
+        for (long start = first / PART_KEYS * PART_KEYS; start < last; start += PART_KEYS) {
+            long from = start < first ? first : start, to = start + PART_KEYS < last ? start + PART_KEYS : last;
+            attend(q, here, k, v, keys, from, to, dim, scale, parts, values);
+            for (int h = 0; h < here; h++) absorb(sofar[h], out + h * dim, parts[h], values + h * dim, dim);
+        }
+        for (int h = 0; h < here; h++) divide(out + h * dim, sofar[h].total, dim);
+    }
 }

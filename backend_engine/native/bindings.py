@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import ClassVar
 
 MOST_ROWS = 64
+MOST_HEAD_DIM = 256
 FLOAT32, BFLOAT16, INT8 = range(3)
 DONE, WRONG_ID, WRONG_PLACE, NO_MEMORY = range(4)
 
@@ -49,6 +50,26 @@ class StepSpec(Structure):
     ]
 
 
+class AttendSpec(Structure):
+    _fields_: ClassVar = [
+        *((name, c_int32) for name in ("requests", "heads", "kv_heads", "head_dim", "pages_width", "page_size")),
+        *((name, c_int32) for name in ("window", "threads")),
+        *((name, c_int64) for name in ("slots", "q_stride")),
+        *((name, c_void_p) for name in ("visible", "query_start", "page_table")),
+        *((name, c_void_p) for name in ("q", "k", "v", "out")),
+        ("scale", c_float),
+    ]
+
+
+class TurnSpec(Structure):
+    _fields_: ClassVar = [
+        *((name, c_int32) for name in ("rows", "heads", "kv_heads", "head_dim")),
+        *((name, c_void_p) for name in ("qkv", "cosines", "sines", "norm", "slots")),
+        *((name, c_void_p) for name in ("q", "k", "v")),
+        ("eps", c_float),
+    ]
+
+
 def functions(path: Path) -> ctypes.CDLL:
     """The library at `path` with its functions' types. Raises OSError if it cannot be loaded."""
     library = ctypes.CDLL(str(path))
@@ -64,6 +85,13 @@ def functions(path: Path) -> ctypes.CDLL:
             c_int,
             [c_void_p, POINTER(Matrix), c_void_p, c_int, c_int64, c_int64, c_void_p, c_int],
         ),
+        ("promptsluice_share_threads", None, [c_void_p]),
+        ("promptsluice_open_prefill", c_void_p, []),
+        ("promptsluice_close_prefill", None, [c_void_p]),
+        ("promptsluice_attend", c_int, [c_void_p, POINTER(AttendSpec)]),
+        ("promptsluice_turn", None, [c_void_p, POINTER(TurnSpec), c_int]),
+        ("promptsluice_gated", None, [c_void_p, c_void_p, c_int, c_int64, c_int, c_void_p, c_int]),
+        ("promptsluice_add_norm", None, [*[c_void_p] * 5, c_float, c_int, c_int64, c_void_p, c_int]),
         ("promptsluice_logits", c_int, [c_void_p, c_void_p, c_int, c_void_p, c_int]),
     ):
         try:

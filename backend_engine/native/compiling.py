@@ -106,7 +106,7 @@ def _is_ours(path: Path) -> bool:
 
 def _compile(target: Path, compiler: Sequence[str], flags: Sequence[str], timeout_s: float) -> None:
     logger.info("compiling the step for this processor with %s, once", shlex.join(compiler))
-    command = [*compiler, *flags, "-o", str(target), str(SOURCES / "step.cpp")]
+    command = [*compiler, *flags, "-o", str(target), *map(str, sorted(SOURCES.glob("*.cpp")))]
     _output(command, timeout_s, TMPDIR=str(target.parent))  # the folder that is known to be writable
 
 

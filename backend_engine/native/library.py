@@ -40,10 +40,22 @@ def _found() -> Library | str:
             folder=compiling.default_folder(), compiler=compiling.compiler(), flags=compiling.flags()
         )
         loaded = functions(path)
+        loaded.promptsluice_share_threads(openmp())
     except (Unavailable, OSError) as error:
         return str(error)
     logger.info("compiled step %s ready after %.1f s", path, time.perf_counter() - began)
     return Library(loaded, loaded.promptsluice_lanes())
+
+
+def openmp() -> int | None:
+    """Where the function lies that runs work on the threads of torch's OpenMP; None if it has another one, or none.
+
+    Its threads spin for a while after each of torch's operations, so that threads beside them would share processors.
+    """
+    try:
+        return ctypes.cast(ctypes.CDLL(None).GOMP_parallel, ctypes.c_void_p).value
+    except (AttributeError, OSError, TypeError):
+        return None
 
 
 def forget() -> None:

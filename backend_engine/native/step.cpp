@@ -1,44 +1,18 @@
 // A decoder's step for few rows, in one call: embedding, layers, last norm; and the head's product, in another.
 #include <algorithm>
-#include <memory>
 #include <new>
 #include <type_traits>
 #include <vector>
 
 #include "attention.h"
+#include "floats.h"
+#include "rowwise.h"
 #include "step.h"
 #include "team.h"
 
 namespace {
 
 enum Stage { QKV, ATTEND, OUT, GATE_UP, DOWN, STAGES };
-
-void rms_norm(const float *x, const float *weight, long size, float eps, float *out) {
-    Vec squares{};
-    for (long at = 0; at < size; at += LANES) squares = fused(load(x + at), load(x + at), squares);
-    float factor = 1.0f / std::sqrt(sum(squares) / size + eps);
-    for (long at = 0; at < size; at += LANES) store(out + at, load(x + at) * factor * load(weight + at));
-}
-
-
-// Memory whose vectors do not straddle cache lines. Grows only, without keeping what it holds.
-class Floats {
-  public:
-    void fit(long size) {
-        if (size <= size_) return;
-        memory_.reset(static_cast<float *>(::operator new(size * sizeof(float), std::align_val_t{64})));
-        size_ = size;
-    }
-    float &operator[](long at) const { return memory_.get()[at]; }
-    float *data() const { return memory_.get(); }
-
-  private:
-    struct Free {
-        void operator()(float *memory) const { ::operator delete(memory, std::align_val_t{64}); }
-    };
-    std::unique_ptr<float, Free> memory_;
-    long size_ = 0;
-};
 
 class AnyModel {
   public:
@@ -215,9 +189,7 @@ class Model : public AnyModel, public Job {
                 long count = std::min((long)LANES, last - first - at);
                 std::memcpy(part[0], g + at, count * sizeof(float));
                 std::memcpy(part[1], u + at, count * sizeof(float));
-                Vec x = load(part[0]);
-                Vec exponent = m.gelu ? (x + x * x * x * 0.044715f) * 1.5957691216f : x;
-                store(part[2], x / (exponential(-exponent) + 1.0f) * load(part[1]));
+                store(part[2], activated(load(part[0]), m.gelu) * load(part[1]));
                 std::memcpy(out + at, part[2], count * sizeof(float));
             }
         }
@@ -314,30 +286,23 @@ class Model : public AnyModel, public Job {
             float *values = &values_[number * queries_ + (long)first * m.head_dim];
             return attend_part(index, part_row_[number], first, group, part_start_[number], parts, values);
         }
-        for (int done = 0; done < group; done += MOST_GROUP)
-            attend_row(index, (int)number, first + done, std::min(MOST_GROUP, group - done));
+        int row = (int)number;
+        const Stored *k = keys_of(index) + kv_head * m.head_dim, *v = k + s->slots * keys_;
+        const float *q = &qkv_[row * (queries_ + 2 * keys_) + (long)first * m.head_dim];
+        attend_row(q, group, k, v, keys_of_row(row), first_key(row), visible_[row], m.head_dim, m.scale,
+                   &attended_[row * queries_ + (long)first * m.head_dim]);
     }
 
-    void attend_row(int index, int row, int head, int heads) {
-        Part parts[MOST_GROUP], sofar[MOST_GROUP];
-        alignas(64) float values[MOST_GROUP * MOST_DIM];
-        float *out = &attended_[row * queries_ + (long)head * m.head_dim];
-        std::memset(out, 0, heads * m.head_dim * sizeof(float));
-        for (long start = first_key(row) / PART_KEYS * PART_KEYS; start < visible_[row]; start += PART_KEYS) {
-            attend_part(index, row, head, heads, start, parts, values);
-            for (int h = 0; h < heads; h++)
-                absorb(sofar[h], out + h * m.head_dim, parts[h], values + h * m.head_dim, m.head_dim);
-        }
-        for (int h = 0; h < heads; h++) divide(out + h * m.head_dim, sofar[h].total);
+    Keys keys_of_row(int row) const {
+        return {s->page_table + (long)request_[row] * s->pages_width, s->page_size, keys_};
     }
 
     // Some heads, all of one key/value head, over the keys of one part.
     void attend_part(int index, int row, int head, int heads, long start, Part *parts, float *values) const {
         long first = std::max(start, first_key(row)), last = std::min(start + PART_KEYS, (long)visible_[row]);
-        Keys keys{s->page_table + (long)request_[row] * s->pages_width, s->page_size, keys_};
         const Stored *k = keys_of(index) + head / (m.heads / m.kv_heads) * m.head_dim, *v = k + s->slots * keys_;
         const float *q = &qkv_[row * (queries_ + 2 * keys_) + (long)head * m.head_dim];
-        attend(q, heads, k, v, keys, first, last, m.head_dim, m.scale, parts, values);
+        attend(q, heads, k, v, keys_of_row(row), first, last, m.head_dim, m.scale, parts, values);
     }
 
     void merge_parts() {
@@ -348,11 +313,7 @@ class Model : public AnyModel, public Job {
                 long at = part_row_[part] * m.heads + h, from = part * m.heads + h;
                 absorb(sofar_[at], &attended_[at * m.head_dim], parts_[from], &values_[from * m.head_dim], m.head_dim);
             }
-        for (long at = 0; at < rows_ * m.heads; at++) divide(&attended_[at * m.head_dim], sofar_[at].total);
-    }
-
-    void divide(float *x, float by) const {
-        for (long d = 0; d < m.head_dim; d += LANES) store(x + d, load(x + d) / by);
+        for (long at = 0; at < rows_ * m.heads; at++) divide(&attended_[at * m.head_dim], sofar_[at].total, m.head_dim);
     }
 
     // Adds what a product gave to the residual, through a norm of its own where there is one; `out` is the norm of it.

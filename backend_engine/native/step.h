@@ -36,6 +36,25 @@ struct StepSpec {  // see StepBatch
     void *pool;     // [layers, 2, slots, kv_heads, head_dim]
     float *hidden;  // [logit_rows, hidden]
 };
+
+struct AttendSpec {  // of a layer, over a pool of float32
+    int32_t requests, heads, kv_heads, head_dim, pages_width, page_size, window, threads;
+    int64_t slots, q_stride;
+    const int32_t *visible, *query_start, *page_table;
+    const float *q, *k, *v;  // [rows, heads, head_dim] with q_stride, [slots, kv_heads, head_dim]
+    float *out;              // [rows, heads, head_dim]
+    float scale;
+};
+
+struct TurnSpec {  // queries and keys are normed by head where there is a norm, and turned; keys and values go to slots
+    int32_t rows, heads, kv_heads, head_dim;
+    const float *qkv;              // [rows, heads + 2 * kv_heads, head_dim]
+    const float *cosines, *sines;  // [rows, head_dim], sines with their signs
+    const float *norm;             // [heads + kv_heads, head_dim] or null
+    const int64_t *slots;          // [rows]
+    float *q, *k, *v;              // [rows, heads, head_dim], [slots, kv_heads, head_dim]
+    float eps;
+};
 }
 
 constexpr int MOST_ROWS = 64;

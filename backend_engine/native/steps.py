@@ -14,11 +14,10 @@ from ..spec import ModelSpec
 from ..tiers.empty import NO_LOADS
 from ..weights import LayerWeights, Weights
 from . import bindings
-from .bindings import BFLOAT16, FLOAT32, INT8, MOST_ROWS, close_with
+from .bindings import BFLOAT16, FLOAT32, INT8, MOST_HEAD_DIM, MOST_ROWS, close_with
 from .library import Library, Unavailable
 
 KINDS = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16, torch.int8: INT8}
-MOST_HEAD_DIM = 256
 # So that the parts of one row's attention are far fewer than the tasks that a stage may have.
 MOST_KEYS = 1 << 20
 

@@ -31,8 +31,18 @@ class Job {
     virtual void finish(int stage) = 0;                    // by one thread, after all tasks of the stage and before the next stage
 };
 
+// The threads of an OpenMP library: runs `work` with `data` on this many, the caller's among them (GOMP_parallel).
+using Pool = void (*)(void (*work)(void *), void *data, unsigned threads, unsigned flags);
+
 class Team {
   public:
+    // All teams of this process use the threads of `pool` instead of their own: what runs between jobs may have it
+    // leave threads spinning, on processors that a team's own would have to share with them.
+    static void use(Pool pool) {
+        pool_process_ = getpid();
+        pool_.store(pool, std::memory_order_release);
+    }
+
     Team() = default;
     Team(const Team &) = delete;
     Team &operator=(const Team &) = delete;
@@ -41,11 +51,15 @@ class Team {
     // Runs a job on `threads` threads, the caller's among them, or on fewer if there are no more. One job at a time.
     void run(Job &job, int threads) {
         if (job.stages() == 0) return;
-        resize(threads);
-        Crew &crew = *crew_;
+        Pool pool = pool_.load(std::memory_order_acquire);
+        if (getpid() != pool_process_) pool = nullptr;  // a fork is without the pool's threads, which that does not know
+        resize(pool ? 1 : threads);
+        sharing_ = threads;
         job_ = &job;
         first_ = stage_of(word_.load(std::memory_order_relaxed));
         open(first_, job.tasks(0));
+        if (pool) return pool([](void *team) { static_cast<Team *>(team)->work(); }, this, (unsigned)threads, 0);
+        Crew &crew = *crew_;
         {
             std::lock_guard<std::mutex> lock(crew.mutex);
             if (crew.sleeping > 0) crew.wake.notify_all();
@@ -86,7 +100,7 @@ class Team {
                 continue;
             }
             // Many at first, to meet seldom; few towards the end, to end together.
-            uint32_t taken = (tasks - next) / (2 * (uint32_t)size_);
+            uint32_t taken = (tasks - next) / (2 * (uint32_t)sharing_);
             taken = taken ? taken : 1;
             if (!word_.compare_exchange_weak(word, word + taken, std::memory_order_acquire)) continue;
             waited = 0;
@@ -157,10 +171,14 @@ class Team {
 
     static constexpr int SPINS = 4000;  // some 100 microseconds: from one call of a step to the next one
 
+    inline static std::atomic<Pool> pool_{nullptr};
+    inline static pid_t pool_process_ = 0;
+
     alignas(64) std::atomic<uint64_t> word_{0};
     alignas(64) std::atomic<uint32_t> done_{0};
     alignas(64) Job *job_ = nullptr;
     uint32_t first_ = 0;
-    int size_ = 1;
+    int sharing_ = 1;  // threads that the current job was given
+    int size_ = 1;     // of the crew, and the caller
     std::unique_ptr<Crew> crew_{new Crew};
 };

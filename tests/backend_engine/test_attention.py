@@ -6,12 +6,13 @@ import random
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from promptsluice.backend_engine.attention import attention_backend
 from promptsluice.backend_engine.attention.base import AttentionBackend
 from promptsluice.backend_engine.attention.sdpa import ROW_BLOCK
 from promptsluice.backend_engine.batch import RequestRows, StepBatch, build_batch
+from promptsluice.backend_engine.native import NativeAttention, NativePrefill, Unavailable, native_library
 from promptsluice.backend_engine.rounded_kv import RoundedKV, rounded
 from promptsluice.prompt.errors import ConfigError
 from torch import Tensor
@@ -134,6 +135,72 @@ def test_triton_with_heads_of_all_sizes(dim: int, window: int | None) -> None:
     ]
     check(parts, pages=120, backend=triton_attention(256), kv_heads=1, dim=dim, window=window)
     check(parts[:1], pages=120, backend=triton_attention(32), kv_heads=1, dim=dim, window=window)
+
+
+@pytest.fixture(scope="module")
+def native() -> AttentionBackend:
+    if DEVICE == "cuda":
+        pytest.skip("native attention is a CPU's")
+    try:
+        return NativeAttention(NativePrefill(native_library()))
+    except Unavailable as error:
+        pytest.skip(str(error))
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(drawn=requests(), seed=st.integers(0, 1000), window=WINDOWS, group=st.integers(1, 9))
+def test_native_equals_float64_reference(
+    native: AttentionBackend, drawn: tuple[list[RequestRows], int], seed: int, window: int | None, group: int
+) -> None:
+    parts, pages = drawn
+    check(parts, pages=pages, seed=seed, backend=native, window=window, dim=16, group=group)
+
+
+@pytest.mark.parametrize("window", [None, 1, 70, 200])
+@pytest.mark.parametrize(("dim", "group"), [(16, 200), (48, 5), (64, 3), (80, 8), (128, 1), (256, 2), (24, 3)])
+def test_native_over_several_blocks(native: AttentionBackend, dim: int, group: int, window: int | None) -> None:
+    """A decode, few scattered rows, many of them, a prefill and its second chunk; 24 is left to torch."""
+    pages = list(range(400))
+    random.Random(dim).shuffle(pages)
+    scattered = [row for row in range(20, 330) if row % 3]
+    parts = [
+        RequestRows(ids=[0], indices=[309], pages=pages[:78]),
+        RequestRows(ids=range(5), indices=[3, 50, 90, 160, 199], pages=pages[78:128]),
+        RequestRows(ids=scattered, indices=scattered, pages=pages[128:211]),
+        RequestRows(ids=range(101), indices=range(101), pages=pages[211:237]),
+        RequestRows(ids=range(150), indices=range(150, 300), pages=pages[237:312]),
+    ]
+    check(parts, pages=400, backend=native, kv_heads=2 if group < 9 else 1, dim=dim, group=group, window=window)
+
+
+def test_a_native_row_depends_on_nothing_beside_it(native: AttentionBackend) -> None:
+    """The same bits for a row in a prefill, alone, among others, and on any number of threads."""
+    generator = torch.Generator().manual_seed(0)
+    count, pages = 250, list(range(63))
+    k, v = torch.randn(2, 63 * PAGE, 2, 64, generator=generator)
+    q = torch.randn(count, 6, 64, generator=generator)
+
+    def attended(rows: list[int], threads: int) -> Tensor:
+        torch.set_num_threads(threads)
+        batch = build_batch([RequestRows(ids=rows, indices=rows, pages=pages)], page_size=PAGE)
+        return native.plan(batch, page_size=PAGE, scale=0.1)(q[rows], k, v)
+
+    before = torch.get_num_threads()
+    try:
+        whole = attended(list(range(count)), 2)
+        for rows in (list(range(100, 250)), list(range(3, 250, 5)), list(range(240, 249))):
+            for threads in (1, 3):
+                assert torch.equal(attended(rows, threads), whole[rows]), rows
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_native_refuses_places_outside_the_pool(native: AttentionBackend) -> None:
+    k = torch.zeros(4 * PAGE, KV_HEADS, 16)
+    part = RequestRows(ids=range(20), indices=range(8, 28), pages=[0, 1, 2, 3, 4, 5, 6])
+    plan = native.plan(build_batch([part], page_size=PAGE), page_size=PAGE, scale=1.0)
+    with pytest.raises(AssertionError, match="outside the pool"):
+        plan(torch.zeros(20, KV_HEADS * GROUP, 16), k, k)
 
 
 @pytest.mark.parametrize("backend", ["sdpa", "triton"])

@@ -6,6 +6,7 @@ import os
 import pytest
 import torch
 from promptsluice.backend_engine.fused import FusedOps, HeadTurn, TorchOps
+from promptsluice.backend_engine.native import NativeOps, NativePrefill, Unavailable, native_library
 from promptsluice.backend_engine.span_rows import SpanRows
 from promptsluice.backend_engine.types import KVBlock
 
@@ -19,18 +20,30 @@ def triton_ops() -> FusedOps:
     return importlib.import_module("promptsluice.backend_engine.fused_triton").TritonOps()
 
 
+@pytest.fixture(scope="module", params=["triton", "native"])
+def any_ops(request: pytest.FixtureRequest, triton_ops: FusedOps) -> FusedOps:
+    if request.param == "triton":
+        return triton_ops
+    if DEVICE == "cuda":
+        pytest.skip("native operations are a CPU's")
+    try:
+        return NativeOps(NativePrefill(native_library()))
+    except Unavailable as error:
+        pytest.skip(str(error))
+
+
 def close(mine: torch.Tensor, reference: torch.Tensor) -> None:
     torch.testing.assert_close(mine, reference, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("sandwich", [False, True])
 @pytest.mark.parametrize(("rows", "hidden"), [(1, 96), (5, 576), (3, 1000), (0, 96)])
-def test_add_norm(triton_ops: FusedOps, rows: int, hidden: int, sandwich: bool) -> None:
+def test_add_norm(any_ops: FusedOps, rows: int, hidden: int, sandwich: bool) -> None:
     x, residual = torch.randn(2, rows, hidden, device=DEVICE)
     weight, other = torch.randn(2, hidden, device=DEVICE)
     first = other if sandwich else None
     expected = TorchOps().add_norm(x, residual.clone(), weight, 1e-5, first=first)
-    got = triton_ops.add_norm(x, residual.clone(), weight, 1e-5, first=first)
+    got = any_ops.add_norm(x, residual.clone(), weight, 1e-5, first=first)
     for mine, reference in zip(got, expected, strict=True):
         close(mine, reference)
 
@@ -57,7 +70,7 @@ def rms(x: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("normed", [False, True])
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(6, 2, 16), (9, 3, 64), (4, 4, 80)])
-def test_rotated_into(triton_ops: FusedOps, heads: int, kv_heads: int, dim: int, normed: bool) -> None:
+def test_rotated_into(any_ops: FusedOps, heads: int, kv_heads: int, dim: int, normed: bool) -> None:
     rows, slots = 5, 11
     qkv = torch.randn(rows, heads + 2 * kv_heads, dim, device=DEVICE)
     cos, sin = torch.randn(2, rows, 1, dim, device=DEVICE)
@@ -66,7 +79,7 @@ def test_rotated_into(triton_ops: FusedOps, heads: int, kv_heads: int, dim: int,
     places = torch.randperm(slots, device=DEVICE)[:rows]
     pools = [torch.full((2, slots, kv_heads, dim), 7.0, device=DEVICE) for _ in range(2)]
     expected = TorchOps().rotated_into(qkv, turn, places, *pools[0])
-    close(triton_ops.rotated_into(qkv, turn, places, *pools[1]), expected)
+    close(any_ops.rotated_into(qkv, turn, places, *pools[1]), expected)
     close(pools[1], pools[0])
     assert (pools[1] == 7.0).all(-1).any(), "slots of other rows are left alone"
 
@@ -97,6 +110,6 @@ def test_placed(triton_ops: FusedOps, heads: int, dim: int) -> None:
 
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
 @pytest.mark.parametrize(("rows", "ffn"), [(1, 128), (4, 1536), (2, 1025)])
-def test_gated(triton_ops: FusedOps, rows: int, ffn: int, activation: str) -> None:
+def test_gated(any_ops: FusedOps, rows: int, ffn: int, activation: str) -> None:
     gate_up = torch.randn(rows, 2 * ffn, device=DEVICE) * 1.5
-    close(triton_ops.gated(gate_up, activation), TorchOps().gated(gate_up, activation))
+    close(any_ops.gated(gate_up, activation), TorchOps().gated(gate_up, activation))

@@ -24,6 +24,7 @@ from promptsluice.backend_engine.native import (
     native_library,
 )
 from promptsluice.backend_engine.native.bindings import MOST_ROWS, functions
+from promptsluice.backend_engine.native.library import openmp
 from promptsluice.backend_engine.quant import int8_forms
 from promptsluice.backend_engine.rope import NONE, RopeSpec
 from promptsluice.backend_engine.spec import ModelSpec
@@ -309,8 +310,19 @@ def test_sizes_that_are_not_computed_are_named(library: Library) -> None:
         checked(library, spec_of("llama"), torch.float16)
 
 
-def test_models_at_work_at_the_same_time(library: Library) -> None:
+@pytest.fixture
+def own_threads(library: Library) -> Iterator[None]:
+    """Teams have threads of their own, as where torch's are not to be had."""
+    library.functions.promptsluice_share_threads(None)
+    yield
+    library.functions.promptsluice_share_threads(openmp())
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_models_at_work_at_the_same_time(library: Library, request: pytest.FixtureRequest, shared: bool) -> None:
     """Two models, each used by two threads at once on pages of their own; more threads than there are cores."""
+    if not shared:
+        request.getfixturevalue("own_threads")
     pairs, wrong = [Pair(library, spec_of(kind)) for kind in ("llama", "gemma")], []
     torch.set_num_threads(3)
     cases = [(pair, rows(10, 3, shuffled(10, seed))) for seed in range(2) for pair in pairs]
@@ -331,6 +343,7 @@ def test_models_at_work_at_the_same_time(library: Library) -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="threads are counted as Linux lists them")
+@pytest.mark.usefixtures("own_threads")
 def test_a_model_lets_its_threads_go(library: Library) -> None:
     def running() -> int:
         gc.collect()
