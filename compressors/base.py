@@ -76,6 +76,10 @@ class Compressor(ABC):
         `task.protected`. May raise: what was yielded before counts, the rest stays as it was.
         """
 
+    def applies(self, text: str) -> bool:
+        """Whether there may be anything for it in a text, by a quick look. The planner asks before it counts on it."""
+        return True
+
     def protected(self, text: str) -> tuple[Span, ...]:
         """The spans of a text that must survive verbatim."""
         return ()

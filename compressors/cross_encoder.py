@@ -52,7 +52,10 @@ class CrossEncoder:
     def scores(self, question: str, texts: Sequence[str]) -> NDArray[np.float32]:
         """How well each text fits the question, [texts]; only their order counts. For who has the turn."""
         found = self._model.predict([(question, text) for text in texts], show_progress_bar=False)
-        return np.asarray(found, dtype=np.float32)
+        scores = np.asarray(found, dtype=np.float32)
+        if scores.shape != (len(texts),):
+            raise ValueError(f"the cross-encoder gave scores of shape {scores.shape} for {len(texts)} texts")
+        return scores
 
 
 _lock = threading.Lock()

@@ -15,6 +15,7 @@ from .steps import Action, Decision, Reason, Verdict
 
 Stored = Callable[[Segment], bool]
 
+_NOTHING = Reason("nothing_to_take", "has nothing to take away")
 _GAIN = 0.9  # of what is saved: what costs nearly as much may lose
 
 
@@ -174,7 +175,7 @@ class Decider:
             least = self.policy.min_prompt_tokens
             early = f"within the first {least} tokens of the prompt (min_prompt_tokens)"
             return base.because(Reason("min_prompt_tokens", early))
-        return self._compressed(base, allowance)
+        return self._compressed(base, segment.text, allowance)
 
     def _reused(self, base: Decision) -> Decision:
         """Load the chunk's KV if that pays. Its text stays either way: another text would be another chunk."""
@@ -191,7 +192,7 @@ class Decider:
         code = "kv_reused" if reuse.mode == "reuse" else "kv_blended"
         return replace(base, action=Action(reuse.mode), ms=cost, saved_ms=saving, code=code, reason=reason)
 
-    def _compressed(self, base: Decision, allowance: Allowance) -> Decision:
+    def _compressed(self, base: Decision, text: str, allowance: Allowance) -> Decision:
         tokens, cost, removed = base.tokens, 0.0, 0
         verdicts: list[Verdict] = []
         for method in self.methods:
@@ -200,13 +201,15 @@ class Decider:
             name, begun = method.compressor.cost_name, method.label in allowance.begun
             own_cost = self.costs.compress_ms(name, tokens, begun=begun)
             refused = self._refused(method, base, tokens, own_cost) or self._too_much(own_cost, lost, left)
+            if refused is None and not method.compressor.applies(text):
+                refused = _NOTHING
             if refused is None:
                 cost += own_cost
                 removed += lost
                 tokens = leaves(method, tokens)
-            code, text = refused or Reason("used", f"leaves about {method.rate:.0%}")
-            said = f"{method.label} {text}"
-            verdicts.append(Verdict(method=method.label, used=refused is None, code=code, reason=said))
+            why = refused or Reason("used", f"leaves about {method.rate:.0%}")
+            said = f"{method.label} {why.text}"
+            verdicts.append(Verdict(method=method.label, used=refused is None, code=why.code, reason=said))
         uses = tuple(verdict.method for verdict in verdicts if verdict.used)
         return replace(
             base,
@@ -229,7 +232,7 @@ class Decider:
             return Reason("min_tokens", f"needs {method.compressor.min_tokens} tokens")
         saved = tokens - leaves(method, tokens)
         if saved <= 0 and method.compressor.lossless:
-            return Reason("nothing_to_take", "has nothing to take away")
+            return _NOTHING
         if saved <= 0:
             return Reason("max_removed", "is used up by quality.max_removed")
         saving = saved * self.token_ms

@@ -72,6 +72,10 @@ class Code(TextCompressor):
         chosen = [name for name in ("comments", "docstrings", "bodies") if getattr(self, name)]
         return self.name if chosen == ["comments"] else "-".join([self.name, *chosen])
 
+    def applies(self, text: str) -> bool:
+        language, _, blocks = _looks(text)
+        return language is not None or bool(blocks)
+
     def protected(self, text: str) -> tuple[Span, ...]:
         return protected_spans(text, categories=())
 
@@ -133,23 +137,30 @@ def _sources(text: str, context: CompressionContext) -> Iterator[tuple[Span, str
     A language that was only guessed must explain all of a text. Fences count where the text around them is no source
     itself: a program may have Markdown in its strings.
     """
-    fences = list(_fenced(text))
-    around = "".join(_between(text, [block for block, _, _ in fences]))
-    if _HUNK.search(around) or foreign(around):
-        return
-    language, cues = guessed(around)
-    if language is not None and cues >= (1 if fences else _FEWEST_CUES):
+    language, cues, blocks = _looks(text)
+    if language is not None:
         language = dialect(language, text)
         syntax = _parsed(text, language, context)
         if syntax is None or not syntax.broken:
             yield (0, len(text)), language, syntax
         if syntax is None or not syntax.broken or cues >= _FEWEST_CUES:
             return
-    for _, (start, end), name in fences:
-        language = named(name)
-        if language is not None and start < end:
-            language = dialect(language, text[start:end])
-            yield (start, end), language, _parsed(text[start:end], language, context)
+    for (start, end), name in blocks:
+        language = dialect(name, text[start:end])
+        yield (start, end), language, _parsed(text[start:end], language, context)
+
+
+def _looks(text: str) -> tuple[str | None, int, list[tuple[Span, str]]]:
+    """The language that a text as a whole looks like (None: it does not look like source), by how many lines, and what
+    stands within fences that name a language. Nothing is parsed.
+    """
+    fences = list(_fenced(text))
+    around = "".join(_between(text, [block for block, _, _ in fences]))
+    if _HUNK.search(around) or foreign(around):
+        return None, 0, []
+    language, cues = guessed(around)
+    known = [(span, own) for _, span, name in fences if span[0] < span[1] and (own := named(name)) is not None]
+    return (language if cues >= (1 if fences else _FEWEST_CUES) else None), cues, known
 
 
 def _fenced(text: str) -> Iterator[tuple[Span, Span, str]]:

@@ -27,6 +27,9 @@ class Diff(TextCompressor):
     kinds: frozenset[Kind] = option(frozenset({Kind.DOCUMENT, Kind.TOOL_RESULT}), kinds)
     context: int = option(1, whole(least=0))
 
+    def applies(self, text: str) -> bool:
+        return _HUNK.search(text) is not None
+
     def rewrite_text(self, task: Task, *, context: CompressionContext) -> Rewrite:
         return with_less_context(task.text, context=self.context)
 

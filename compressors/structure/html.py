@@ -43,6 +43,9 @@ class Html(TextCompressor):
     kinds: frozenset[Kind] = option(frozenset({Kind.DOCUMENT, Kind.TOOL_RESULT}), kinds)
     links: bool = option(True, flag)
 
+    def applies(self, text: str) -> bool:
+        return is_page(text)
+
     def rewrite_text(self, task: Task, *, context: CompressionContext) -> Rewrite:
         if not is_page(task.text):
             return Rewrite.whole(task.text)

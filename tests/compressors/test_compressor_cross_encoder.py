@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from promptsluice.compressors import CompressionContext, create
+from promptsluice.compressors import CompressionContext, Compressor, create
 from promptsluice.compressors.cross_encoder import CrossEncoder, cross_encoder
 from promptsluice.compressors.extractive import by_order
 from promptsluice.prompt import BadRequest, ConfigError, Prompt
@@ -143,6 +143,101 @@ def test_what_has_no_score_is_the_worst() -> None:
     scores = np.array([-3.0, math.nan, -1.0, math.inf, -2.0], dtype=np.float32)
     assert by_order(scores).tolist() == [0.0, 0.0, 1.0, 0.0, 0.5]
     assert by_order(np.full(2, math.nan, dtype=np.float32)).tolist() == [0.0, 0.0]
+
+
+@pytest.fixture
+def model(folder: Path) -> CrossEncoder:
+    found = cross_encoder(str(folder), seconds=math.inf)
+    assert found is not None
+    return found
+
+
+def judged_by(
+    scores: Callable[[list[str]], object], model: CrossEncoder, monkeypatch: pytest.MonkeyPatch, folder: Path
+) -> Compressor:
+    """The compressor with a model whose answers are these."""
+
+    def predict(pairs: list[tuple[str, str]], **_: Any) -> object:
+        return scores([text for _, text in pairs])
+
+    monkeypatch.setattr(model._model, "predict", predict)
+    options = {"relevance": "cross_encoder", "model": str(folder), "redundancy": 0.0, "kinds": ["tool_result"]}
+    return create("extractive", options)
+
+
+def test_one_very_long_passage_and_none(model: CrossEncoder, folder: Path, context: Make, prompt_of: PromptOf) -> None:
+    assert model.scores(QUESTION, []).shape == (0,)
+    assert np.isfinite(model.scores(QUESTION, ["", "The fox sees " * 20_000])).all()
+    compressor = create("extractive", {"relevance": "cross_encoder", "model": str(folder), "min_tokens": 1})
+    endless = prompt_of("meadow " * 20_000, question=QUESTION)
+    result = compressor.compress(endless, context=context(question=QUESTION))
+    assert "failed" not in result.note and 0.45 <= result.rate <= 0.5
+    for text in ("", " \n ", "One."):
+        prompt = prompt_of(text, question=QUESTION)
+        assert compressor.compress(prompt, context=context(question=QUESTION)).prompt is prompt
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_sentences_without_a_score_go_first(
+    bad: float,
+    model: CrossEncoder,
+    folder: Path,
+    context: Make,
+    prompt_of: PromptOf,
+    tool_texts: TextsOf,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def scores(texts: list[str]) -> object:
+        return [bad if "the" in text and "owl" in text else float(len(texts) - i) for i, text in enumerate(texts)]
+
+    compressor = judged_by(scores, model, monkeypatch, folder)
+    prompt = prompt_of(" ".join(SENTENCES), question=QUESTION)
+    result = compressor.compress(prompt, context=context(question=QUESTION))
+    (short,) = tool_texts(result.prompt)
+    assert "failed" not in result.note and result.rate <= 0.5
+    assert SENTENCES[0] in short and "owl" not in short
+
+
+def test_scores_that_are_all_the_same_or_none_keep_the_first(
+    model: CrossEncoder,
+    folder: Path,
+    context: Make,
+    prompt_of: PromptOf,
+    tool_texts: TextsOf,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    prompt = prompt_of(" ".join(SENTENCES), question=QUESTION)
+    for value in (0.0, math.nan):
+        compressor = judged_by(lambda texts, value=value: [value] * len(texts), model, monkeypatch, folder)
+        result = compressor.compress(prompt, context=context(question=QUESTION))
+        assert tool_texts(result.prompt)[0].startswith(SENTENCES[0])
+        assert "failed" not in result.note and 0.3 < result.rate <= 0.5
+
+
+def test_a_model_that_fails_leaves_the_text_and_its_turn_to_others(
+    model: CrossEncoder, folder: Path, context: Make, prompt_of: PromptOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def scores(texts: list[str]) -> object:
+        raise RuntimeError("CUDA error: out of memory")
+
+    compressor = judged_by(scores, model, monkeypatch, folder)
+    prompt = prompt_of(" ".join(SENTENCES), question=QUESTION)
+    for _ in range(2):
+        result = compressor.compress(prompt, context=context(question=QUESTION))
+        assert result.prompt is prompt
+        assert "extractive failed (RuntimeError)" in result.note and "CUDA" not in result.note
+    with model.turn(0.0) as free:
+        assert free, "who fails keeps nobody waiting"
+
+
+def test_a_model_that_gives_too_few_scores_is_a_failure(
+    model: CrossEncoder, folder: Path, context: Make, prompt_of: PromptOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compressor = judged_by(lambda texts: [1.0] * (len(texts) - 1), model, monkeypatch, folder)
+    prompt = prompt_of(" ".join(SENTENCES), question=QUESTION)
+    result = compressor.compress(prompt, context=context(question=QUESTION))
+    assert result.prompt is prompt
+    assert "extractive failed" in result.note
 
 
 def test_folders_are_checked(folder: Path, tmp_path: Path, context: Make, prompt_of: PromptOf) -> None:

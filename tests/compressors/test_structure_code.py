@@ -384,3 +384,18 @@ def test_nothing_is_made_up_and_twice_is_once(lines: list[str], prompt_of: Promp
     except SyntaxError:
         return
     ast.parse(short.removeprefix("```python\n").removesuffix("```\n"))
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("Prose.\n\n```python\n# a remark\nx = 1\n```\n", True),
+        ("Prose.\n\n```text\n# a remark\n```\n", False),
+        ("Prose of several lines.\nfor example: this one,\nand no more.\n", False),
+        ("import os\nfrom a import b\n\ndef go():\n    pass  # so\n", True),
+        ("@@ -1,1 +1,1 @@\n-import os\n-import re\n-import io\n+import sys\n", False),
+        ("", False),
+    ],
+)
+def test_texts_without_source_are_told_without_a_parser(text: str, wanted: bool) -> None:
+    assert create("code").applies(text) is wanted

@@ -59,7 +59,7 @@ def test_what_has_no_target_may_take_all_and_no_text_is_taken_twice() -> None:
     messages: list[dict[str, Any]] = [
         {"role": "user", "content": "word " * 100},
         {"role": "assistant", "content": None, "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": "c", "content": "x = 1 # one\n" * 20},
+        {"role": "tool", "tool_call_id": "c", "content": "@a # b c d\n" * 20},
         {"role": "user", "content": "So?"},
     ]
     steps = ({"use": "code"}, {"use": "extractive", "target_rate": 0.4, "min_tokens": 20})

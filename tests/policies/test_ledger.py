@@ -102,7 +102,7 @@ def test_of_a_method_without_a_target_it_is_learned_what_it_leaves() -> None:
     messages = [
         {"role": "user", "content": "Which?"},
         {"role": "assistant", "content": None, "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": "c", "content": "It was so. " * 100},
+        {"role": "tool", "tool_call_id": "c", "content": "@a # b\n" * 100},
         {"role": "user", "content": "And?"},
     ]
     prompt = Prompt.from_messages(messages)

@@ -46,6 +46,32 @@ def test_off_does_nothing() -> None:
     assert {decision.reason for decision in made.decisions} == {"the policy rewrites nothing"}
 
 
+@pytest.mark.parametrize(
+    ("use", "text"),
+    [
+        (
+            "code",
+            "import os\n\n# what it does\ndef go():\n    # here\n    return os\n\n\nclass Other:\n    pass\n" * 20,
+        ),
+        ("diff", "@@ -1,3 +1,3 @@\n-old\n+new\n same\n same\n" * 20),
+        ("html", "<html><body><p>" + "Words of a page.</p>\n<p>" * 40 + "</p></body></html>"),
+    ],
+)
+def test_a_method_that_finds_nothing_of_its_kind_is_left_out(use: str, text: str) -> None:
+    chosen = policy(compress=({"use": use, "kinds": ["tool_result"]},), token_value_ms=100.0)
+    call = {"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    for content, used in ((text, (use,)), (LONG, ())):
+        messages = [
+            {"role": "user", "content": "Look."},
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "c", "content": content},
+            {"role": "user", "content": "So?"},
+        ]
+        (decision,) = (one for one in planned(messages, chosen).decisions if one.role == "tool")
+        assert decision.uses == used
+        assert decision.methods[0].code == ("used" if used else "nothing_to_take")
+
+
 def test_every_segment_has_a_decision_and_a_reason() -> None:
     made = planned(CHAT, EXTRACT)
     assert [decision.segment for decision in made.decisions] == [0, 1, 2, 3, 4, 5]
