@@ -19,7 +19,13 @@ struct Keys {
     long page_size;
     long stride;  // elements from one slot to the next
 
-    long place(long key) const { return (pages[key / page_size] * page_size + key % page_size) * stride; }
+    // Where the keys first .. last - 1 lie.
+    void find(long first, long last, long *places) const {
+        for (long key = first, page = first / page_size; key < last; page++) {
+            long slot = pages[page] * page_size - page * page_size, end = (page + 1) * page_size;
+            for (end = end < last ? end : last; key < end; key++) *places++ = (slot + key) * stride;
+        }
+    }
 };
 
 // The maximum of a part's scores, the sum of their exponentials above it, and the values weighed by these.
@@ -92,10 +98,7 @@ void attend_heads(const float *const (&queries)[MOST_GROUP], const Stored *k, co
     constexpr int VECS = ACCUMULATORS >= 24 ? 4 : 2;
     alignas(64) float scores[HEADS][BLOCK_KEYS];
     long places[PART_KEYS];
-    for (long key = first, page = first / keys.page_size; key < last; page++) {
-        long slot = keys.pages[page] * keys.page_size - page * keys.page_size, end = (page + 1) * keys.page_size;
-        for (end = end < last ? end : last; key < end; key++) places[key - first] = (slot + key) * keys.stride;
-    }
+    keys.find(first, last, places);
     for (int h = 0; h < HEADS; h++) {
         parts[h] = Part{};
         std::memset(out[h], 0, dim * sizeof(float));

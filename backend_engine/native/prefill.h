@@ -58,43 +58,57 @@ inline void transpose(Vec (&square)[LANES]) {
 template <class Stored>
 class RowBlock {
   public:
-    static size_t floats(long dim) { return (BLOCK_ROWS * 2 + KEY_BLOCK * 2) * dim + BLOCK_ROWS * (KEY_BLOCK + 2); }
+    static size_t floats(long dim) {
+        return (BLOCK_ROWS * 2 + KEY_BLOCK * 2) * dim + BLOCK_ROWS * (KEY_BLOCK + LANES + 1);
+    }
 
     // `space` has floats(dim), aligned to 64 bytes.
     RowBlock(float *space, long dim)
         : dim_(dim), queries_(space), out_(queries_ + BLOCK_ROWS * dim), keys_(out_ + BLOCK_ROWS * dim),
           values_(keys_ + KEY_BLOCK * dim), scores_(values_ + KEY_BLOCK * dim),
-          tops_(scores_ + BLOCK_ROWS * KEY_BLOCK), totals_(tops_ + BLOCK_ROWS) {}
+          totals_(scores_ + BLOCK_ROWS * KEY_BLOCK), tops_(totals_ + BLOCK_ROWS * LANES) {}
 
     // `rows` rows of `group` heads at `q`, `q_stride` floats from one row to the next, which get `out`; each sees its
     // `visible` keys, or with a window the last ones of them.
     void attend(const float *q, long q_stride, float *out, long stride, int rows, int group, const int32_t *visible,
                 int window, const Stored *k, const Stored *v, const Keys &where, float scale) {
         rows_ = rows * group;
-        long from = visible[0], to = 0;
         for (int row = 0; row < rows_; row++) {
             last_[row] = visible[row / group];
             first_[row] = window ? std::max(0, last_[row] - window) : 0;
-            from = std::min(from, (long)first_[row]);
-            to = std::max(to, (long)last_[row]);
         }
+        for (int row = 0; row < rows_; row += SCORE_ROWS) score_keys_[row / SCORE_ROWS] = seen(row, row + SCORE_ROWS);
+        for (int row = 0; row < rows_; row += VALUE_ROWS) value_keys_[row / VALUE_ROWS] = seen(row, row + VALUE_ROWS);
+        auto [from, to] = seen(0, rows_);
         take_queries(q, q_stride, group, scale * 1.44269504f);
         std::memset(out_, 0, rows_ * dim_ * sizeof(float));
         std::fill(tops_, tops_ + rows_, -INFINITY);
-        std::fill(totals_, totals_ + rows_, 0.0f);
-        for (long start = from / KEY_BLOCK * KEY_BLOCK; start < to; start += KEY_BLOCK) {
-            int count = (int)std::min((long)KEY_BLOCK, to - start);
+        std::fill(totals_, totals_ + rows_ * LANES, 0.0f);
+        for (int start = from / KEY_BLOCK * KEY_BLOCK; start < to; start += KEY_BLOCK) {
+            int count = std::min(KEY_BLOCK, to - start);
             take_keys(k, v, where, start, count);
             multiply_keys(start, count);
             weigh(start, count);
             add_values(start, count);
         }
-        for (int row = 0; row < rows_; row++)
+        for (int row = 0; row < rows_; row++) {
+            float total = sum(load(totals_ + row * LANES));
             for (long d = 0; d < dim_; d += LANES)
-                store(out + row / group * stride + row % group * dim_ + d, load(out_ + row * dim_ + d) / totals_[row]);
+                store(out + row / group * stride + row % group * dim_ + d, load(out_ + row * dim_ + d) / total);
+        }
     }
 
   private:
+    struct Span {
+        int first, last;
+    };
+
+    // The keys that some of the rows row .. end - 1 see.
+    Span seen(int row, int end) const {
+        end = std::min(end, rows_);
+        return {*std::min_element(first_ + row, first_ + end), *std::max_element(last_ + row, last_ + end)};
+    }
+
     // A tile's rows beside each other, element by element. Rows beyond the last are zeros.
     void take_queries(const float *q, long stride, int group, float scale) {
         for (int tile = 0; tile < rows_; tile += SCORE_ROWS) {
@@ -106,18 +120,20 @@ class RowBlock {
         }
     }
 
-    // A block of keys in tiles [dim][SCORE_KEYS], zeros behind the last key, and its values [count][dim].
-    void take_keys(const Stored *k, const Stored *v, const Keys &where, long start, int count) {
-        long places[KEY_BLOCK];
-        for (int key = 0; key < count; key++) places[key] = where.place(start + key);
+    // A block of keys in tiles [dim][SCORE_KEYS], the last one repeated behind it, and its values [count][dim].
+    void take_keys(const Stored *k, const Stored *v, const Keys &where, int start, int count) {
+        long places[KEY_BLOCK + LANES];
+        where.find(start, start + count, places);
+        std::fill(places + count, places + count + LANES, places[count - 1]);
         for (int key = 0; key < count; key += LANES) {
-            for (int i = key + LANES; i < std::min(key + 2 * LANES, count); i++) prefetch(k + places[i], dim_);
+            int following = std::min(key + 2 * LANES, count);
+            for (int i = key + LANES; i < following; i++) prefetch(k + places[i], dim_);
             for (int i = key; i < std::min(key + LANES, count); i++) prefetch(v + places[i], dim_);
             float *to = keys_ + key / SCORE_KEYS * SCORE_KEYS * dim_ + key % SCORE_KEYS;
             for (long d = 0; d < dim_; d += LANES) {
                 Vec square[LANES];
 #pragma GCC unroll 16
-                for (int i = 0; i < LANES; i++) square[i] = key + i < count ? load(k + places[key + i] + d) : Vec{};
+                for (int i = 0; i < LANES; i++) square[i] = load(k + places[key + i] + d);
                 transpose(square);
 #pragma GCC unroll 16
                 for (int i = 0; i < LANES; i++) store(to + (d + i) * SCORE_KEYS, square[i]);
@@ -127,31 +143,35 @@ class RowBlock {
             for (long d = 0; d < dim_; d += LANES) store(values_ + key * dim_ + d, load(v + places[key] + d));
     }
 
-    // The block's keys that some of the rows row .. end - 1 see, counted from the block's first one.
-    std::pair<int, int> seen(int row, int end, long start, int count) const {
-        long first = *std::min_element(first_ + row, first_ + end), last = *std::max_element(last_ + row, last_ + end);
-        return {(int)std::max(first - start, 0L), (int)std::min(last - start, (long)count)};
-    }
-
-    void multiply_keys(long start, int count) {
+    void multiply_keys(int start, int count) {
         for (int key = 0; key < count; key += SCORE_KEYS)
             for (int row = 0; row < rows_; row += SCORE_ROWS) {
-                auto [first, last] = seen(row, std::min(row + SCORE_ROWS, rows_), start, count);
-                if (key < last && key + SCORE_KEYS > first)
-                    score_tile(queries_ + row * dim_, keys_ + key * dim_, scores_ + row * KEY_BLOCK + key);
+                Span keys = score_keys_[row / SCORE_ROWS];
+                int ahead = std::min(keys.last - start, count) - key;
+                if (ahead > 0 && start + key + SCORE_KEYS > keys.first)
+                    score_tile_of(ahead, queries_ + row * dim_, keys_ + key * dim_, scores_ + row * KEY_BLOCK + key);
             }
     }
 
+    // As many vectors of keys as there are keys ahead.
+    template <int VECS = 1>
+    void score_tile_of(int ahead, const float *queries, const float *keys, float *scores) const {
+        if constexpr (VECS < SCORE_VECS)
+            if (ahead > VECS * LANES) return score_tile_of<VECS + 1>(ahead, queries, keys, scores);
+        score_tile<VECS>(queries, keys, scores);
+    }
+
+    template <int VECS>
     void score_tile(const float *queries, const float *keys, float *scores) const {
-        Vec sums[SCORE_ROWS][SCORE_VECS];
+        Vec sums[SCORE_ROWS][VECS];
 #pragma GCC unroll 8
         for (int r = 0; r < SCORE_ROWS; r++)
 #pragma GCC unroll 3
-            for (int i = 0; i < SCORE_VECS; i++) sums[r][i] = Vec{};
+            for (int i = 0; i < VECS; i++) sums[r][i] = Vec{};
         for (long d = 0; d < dim_; d++, queries += SCORE_ROWS, keys += SCORE_KEYS) {
-            Vec key[SCORE_VECS];
+            Vec key[VECS];
 #pragma GCC unroll 3
-            for (int i = 0; i < SCORE_VECS; i++) {
+            for (int i = 0; i < VECS; i++) {
                 key[i] = load(keys + i * LANES);
                 hold(key[i]);
             }
@@ -160,52 +180,57 @@ class RowBlock {
                 Vec query = all(queries[r]);
                 hold(query);
 #pragma GCC unroll 3
-                for (int i = 0; i < SCORE_VECS; i++) sums[r][i] = fused(query, key[i], sums[r][i]);
+                for (int i = 0; i < VECS; i++) sums[r][i] = fused(query, key[i], sums[r][i]);
             }
         }
 #pragma GCC unroll 8
         for (int r = 0; r < SCORE_ROWS; r++)
 #pragma GCC unroll 3
-            for (int i = 0; i < SCORE_VECS; i++) store(scores + r * KEY_BLOCK + i * LANES, sums[r][i]);
+            for (int i = 0; i < VECS; i++) store(scores + r * KEY_BLOCK + i * LANES, sums[r][i]);
     }
 
     // Scores become weights, zeros where a row sees nothing; what was summed up shrinks to the new maximum.
-    void weigh(long start, int count) {
+    void weigh(int start, int count) {
         int padded = (count + LANES - 1) / LANES * LANES;
         for (int row = 0; row < rows_; row++) {
             float *scores = scores_ + row * KEY_BLOCK;
-            int first = (int)std::max(first_[row] - start, 0L), last = (int)std::min(last_[row] - start, (long)count);
+            int first = std::max(first_[row] - start, 0), last = std::min(last_[row] - start, count);
             if (first >= last) {
                 std::memset(scores, 0, padded * sizeof(float));
                 continue;
             }
-            std::fill(scores, scores + first, -INFINITY);
-            std::fill(scores + last, scores + padded, -INFINITY);
-            Vec top = all(-INFINITY);
-            for (int at = 0; at < padded; at += LANES) top = larger(load(scores + at), top);
+            bool cut = first > 0 || last < padded;
+            if (cut) {
+                std::fill(scores, scores + first, -INFINITY);
+                std::fill(scores + last, scores + padded, -INFINITY);
+            }
+            Vec top = load(scores);
+            for (int at = LANES; at < padded; at += LANES) top = larger(load(scores + at), top);
             float before = tops_[row], fresh = std::max(before, largest(top));
-            Vec total{};
+            Vec total = load(totals_ + row * LANES);
+            if (fresh > before) {
+                float shrink = std::exp2(before - fresh);
+                for (long d = 0; d < dim_; d += LANES) store(out_ + row * dim_ + d, load(out_ + row * dim_ + d) * shrink);
+                total *= shrink;
+                tops_[row] = fresh;
+            }
             for (int at = 0; at < padded; at += LANES) {
                 Vec weight = power_of_two(load(scores + at) - fresh);
                 store(scores + at, weight);
                 total += weight;
             }
-            std::fill(scores, scores + first, 0.0f);
-            std::fill(scores + last, scores + padded, 0.0f);
-            tops_[row] = fresh;
-            if (fresh == before) {
-                totals_[row] += sum(total);
-                continue;
+            store(totals_ + row * LANES, total);
+            if (cut) {
+                std::fill(scores, scores + first, 0.0f);
+                std::fill(scores + last, scores + padded, 0.0f);
             }
-            float shrink = std::exp2(before - fresh);
-            totals_[row] = totals_[row] * shrink + sum(total);
-            for (long d = 0; d < dim_; d += LANES) store(out_ + row * dim_ + d, load(out_ + row * dim_ + d) * shrink);
         }
     }
 
-    void add_values(long start, int count) {
+    void add_values(int start, int count) {
         for (int row = 0; row < rows_; row += VALUE_ROWS) {
-            auto [first, last] = seen(row, std::min(row + VALUE_ROWS, rows_), start, count);
+            Span keys = value_keys_[row / VALUE_ROWS];
+            int first = std::max(keys.first - start, 0), last = std::min(keys.last - start, count);
             long d = 0;
             for (; d + VALUE_VECS * LANES <= dim_; d += VALUE_VECS * LANES) value_tile<VALUE_VECS>(row, d, first, last);
             for (; d < dim_; d += LANES) value_tile<1>(row, d, first, last);
@@ -243,7 +268,8 @@ class RowBlock {
     }
 
     const long dim_;
-    float *queries_, *out_, *keys_, *values_, *scores_, *tops_, *totals_;
+    float *queries_, *out_, *keys_, *values_, *scores_, *totals_, *tops_;  // totals by lane
     int rows_ = 0;
     int32_t first_[BLOCK_ROWS], last_[BLOCK_ROWS];
+    Span score_keys_[BLOCK_ROWS / SCORE_ROWS], value_keys_[BLOCK_ROWS / VALUE_ROWS];
 };
