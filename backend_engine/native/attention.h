@@ -124,7 +124,7 @@ void attend_heads(const float *const (&queries)[MOST_GROUP], const Stored *k, co
             fresh = fresh > parts[h].top ? fresh : parts[h].top;
             Vec total{};
             for (int i = 0; i < j; i += LANES) {
-                Vec weight = exponential(load(scores[h] + i) - fresh);
+                Vec weight = power_of_two((load(scores[h] + i) - fresh) * LOG2_E);
                 store(scores[h] + i, weight);
                 total += weight;
             }

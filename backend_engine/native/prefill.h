@@ -17,21 +17,6 @@ constexpr int VALUE_ROWS = ACCUMULATORS / VALUE_VECS;
 constexpr int BLOCK_ROWS = 192, KEY_BLOCK = 96;  // multiples of every tile
 static_assert(BLOCK_ROWS % SCORE_ROWS == 0 && BLOCK_ROWS % VALUE_ROWS == 0 && KEY_BLOCK % SCORE_KEYS == 0);
 
-// 2^x for x <= 0, to about one unit in the last place; what float32 does not hold becomes the least that it does. The
-// polynomial has the least relative error, 7.5e-8, for a rest within half of a unit.
-inline Vec power_of_two(Vec x) {
-    constexpr float rounder = 12582912.0f;  // 1.5 * 2^23: its sum's low bits are the whole part
-    x = larger(x, all(-126.0f));
-    Vec shifted = x + rounder, rest = x - (shifted - rounder);
-    Vec power = all(0.00132764718f);
-    power = fused(power, rest, all(0.00967554133f));
-    power = fused(power, rest, all(0.0555071327f));
-    power = fused(power, rest, all(0.240221197f));
-    power = fused(power, rest, all(0.693146967f));
-    power = fused(power, rest, all(1.00000007f));
-    return (Vec)((Ints)power + ((Ints)shifted << 23));
-}
-
 template <int STEP, int... LANE>
 inline void exchange(Vec &a, Vec &b, std::integer_sequence<int, LANE...>) {
 #if defined(__clang__)
@@ -80,7 +65,7 @@ class RowBlock {
         for (int row = 0; row < rows_; row += SCORE_ROWS) score_keys_[row / SCORE_ROWS] = seen(row, row + SCORE_ROWS);
         for (int row = 0; row < rows_; row += VALUE_ROWS) value_keys_[row / VALUE_ROWS] = seen(row, row + VALUE_ROWS);
         auto [from, to] = seen(0, rows_);
-        take_queries(q, q_stride, group, scale * 1.44269504f);
+        take_queries(q, q_stride, group, scale * LOG2_E);
         std::memset(out_, 0, rows_ * dim_ * sizeof(float));
         std::fill(tops_, tops_ + rows_, -INFINITY);
         std::fill(totals_, totals_ + rows_ * LANES, 0.0f);

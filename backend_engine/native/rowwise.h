@@ -15,7 +15,7 @@ inline void rms_norm(const float *x, const float *weight, long size, float eps, 
 // silu, or gelu by its approximation with tanh.
 inline Vec activated(Vec x, bool gelu) {
     Vec exponent = gelu ? (x + x * x * x * 0.044715f) * 1.5957691216f : x;
-    return x / (exponential(-exponent) + 1.0f);
+    return x / (power_of_two(exponent * -LOG2_E) + 1.0f);
 }
 
 inline void add(float *to, const float *x, long size) {
