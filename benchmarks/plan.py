@@ -1,6 +1,7 @@
 """Does the planner pay? 500 mixed requests under `off`, under each method alone, and under the planner.
 
 Run: python benchmarks/plan.py FOLDER [--requests 500] [--ways off planner ...] [--model NAME_OR_DIR] [--rows FILE]
+     python benchmarks/plan.py FOLDER --rows FILE --report ...     what the file has, and nothing is asked
 
 Every way has a gateway of its own in this process, with its own engine, caches and learned costs, on the whole HTTP
 path without a socket. All get the same requests in the same order, one at a time: request N is asked under every way,
@@ -10,7 +11,9 @@ answer of `--tokens` tokens. What a gateway does when nobody waits (KV of new te
 for, and told as idle work. Loading the models and the first use of each is not counted.
 
 `--rows` names a file to which each request is appended as it ends; requests that are there already are not asked
-again, so that a long run may be made in parts. Each part begins with empty caches.
+again, so that a long run may be made in parts. Each part begins with empty caches. A run that is interrupted, or whose
+`--seconds` are over, prints what it has. `to off` is the ratio of sums, with the 95 % interval of a bootstrap over
+requests, each of which keeps its ways together.
 
 Not here: what the answers are worth (compress_quality.py, blend_quality.py).
 """
@@ -24,12 +27,14 @@ import os
 import statistics
 import tempfile
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 from plan_requests import SHARES, Asked, mixed
 from rich.console import Console
 from rich.table import Table
@@ -53,6 +58,8 @@ _ALWAYS = "token_value_ms: 1000000, rewrite_timeout: 600"
 _TOLD = ("overhead_ms", "tokens_in", "tokens_out", "cached", "reused", "recomputed")
 _PATIENCE_S = 600.0
 _LOOK_S = 0.01
+_ROUNDS = 2000
+_MARGIN = 1.02  # of `off`: more, in any class, is too much
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +78,7 @@ class Row:
     reused: int
     recomputed: int
     steps: dict[str, float]  # milliseconds by name
+    setting: str = ""  # rows of others are not comparable
 
 
 def policy_of(way: str) -> str:
@@ -91,16 +99,16 @@ def policy_file(way: str, *, root: Path, options: argparse.Namespace) -> str:
         f"version: 1\ndefault_policy: way\npolicies: {{way: {policy_of(way)}}}\n"
         f"server: {{log: {{format: json}}, ui: false}}\n"
         f"kv_cache: {{path: {root / way}, disk: 0, ram: 1GiB}}\ncollections: {{root: {root / way / 'collections'}}}\n"
-        f"backends: {{local: {{kind: embedded, model: {options.model}, served_name: local, dtype: float32, "
-        f"kv_memory: {options.kv_memory}, threads: {options.threads}}}}}\n"
+        f"backends: {{local: {{kind: embedded, model: {options.model}, served_name: local, dtype: {options.dtype}, "
+        f"quantize: {options.quantize}, kv_memory: {options.kv_memory}, threads: {options.threads}}}}}\n"
     )
 
 
 class Gateway:
     """One way's."""
 
-    def __init__(self, way: str, client: Any, sluice: "Sluice") -> None:
-        self.way = way
+    def __init__(self, way: str, client: Any, sluice: "Sluice", *, setting: str = "") -> None:
+        self.way, self._setting = way, setting
         self._client = client
         self._backend = sluice.backends["local"]
 
@@ -122,6 +130,7 @@ class Gateway:
             idle_s=time.perf_counter() - began - seconds,
             **{name: report[name] for name in _TOLD},
             steps={step["name"]: step["ms"] for step in report["steps"]},
+            setting=self._setting,
         )
 
     async def _idle(self) -> None:
@@ -150,7 +159,7 @@ async def opened(way: str, root: Path, options: argparse.Namespace) -> AsyncIter
         async with httpx.AsyncClient(
             transport=transport, base_url="http://gateway", headers=headers, timeout=None
         ) as client:
-            gateway = Gateway(way, client, sluice)
+            gateway = Gateway(way, client, sluice, setting=setting_of(options))
             for asked in _first():
                 await gateway.ask(-1, asked, tokens=2)
             yield gateway
@@ -206,14 +215,28 @@ def _append(path: Path | None, rows: Iterable[Row]) -> None:
             file.writelines(f"{json.dumps(asdict(row))}\n" for row in rows)
 
 
-def _read(path: Path | None, ways: Sequence[str]) -> list[Row]:
-    """What an earlier part has measured. SystemExit where it was under other ways."""
+def setting_of(options: argparse.Namespace) -> str:
+    """What all ways have in common."""
+    held = options.dtype if options.quantize == "none" else f"{options.dtype} and {options.quantize}"
+    return f"{options.model} in {held}, answers of {options.tokens} tokens, prompts of size {options.size:g}"
+
+
+def _read(options: argparse.Namespace) -> list[Row]:
+    """What an earlier part has measured of the requests. SystemExit where it was under other ways or settings."""
+    path, ways, setting = options.rows, set(options.ways), setting_of(options)
     if path is None or not path.exists():
         return []
-    rows = [Row(**json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
-    if rows and {row.way for row in rows} != set(ways):
-        raise SystemExit(f"{path} has other ways than {', '.join(ways)}: name another file for --rows")
-    return rows
+    lines = path.read_text(encoding="utf-8").splitlines()
+    # The last line may be half a one, of a part that was killed, and its request then lacks ways.
+    rows = [Row(**json.loads(line)) for line in lines if line.endswith("}")]
+    if others := {row.setting for row in rows if row.setting != setting}:
+        raise SystemExit(
+            f"{path} has rows of {'; '.join(sorted(others))}, not of {setting}: name another file for --rows"
+        )
+    if not ways >= {row.way for row in rows}:
+        raise SystemExit(f"{path} has other ways than {', '.join(options.ways)}: name another file for --rows")
+    times = Counter(row.request for row in rows)
+    return [row for row in rows if times[row.request] == len(ways) and row.request < options.requests]
 
 
 def tables(rows: Sequence[Row], ways: Sequence[str]) -> list[Table]:
@@ -239,7 +262,7 @@ def _table(kind: str, rows: Sequence[Row], ways: Sequence[str]) -> Table:
         "reused",
         "recomputed",
     ):
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True)
     for way in ways:
         own = [row for row in rows if row.way == way]
         seconds = sorted(row.seconds for row in own)
@@ -250,7 +273,7 @@ def _table(kind: str, rows: Sequence[Row], ways: Sequence[str]) -> Table:
         table.add_row(
             way,
             f"{total:.1f}",
-            f"{total / sum(base.values()):.3f}" if base else "",
+            str(ratio(rows, way)) if base else "",
             f"{statistics.median(ratios):.3f}" if ratios else "",
             f"{1000 * statistics.median(seconds):.0f}",
             f"{1000 * seconds[max(0, -(-len(seconds) * 95 // 100) - 1)]:.0f}",
@@ -262,20 +285,44 @@ def _table(kind: str, rows: Sequence[Row], ways: Sequence[str]) -> Table:
     return table
 
 
+class Ratio(NamedTuple):
+    """The seconds of a way by those of `off`, and the borders of the 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.value:.3f}" if self.low == self.high else f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
+
+
+def ratio(rows: Sequence[Row], way: str, kind: str = "") -> Ratio:
+    """Of sums over the requests of one class or all, by the bootstrap (Efron 1979) over requests."""
+    off = {row.request: row.seconds for row in rows if row.way == OFF and kind in ("", row.kind)}
+    own = {row.request: row.seconds for row in rows if row.way == way and row.request in off}
+    pairs = np.array([(own[request], off[request]) for request in sorted(own)])
+    drawn = np.random.default_rng(0).integers(0, len(pairs), (_ROUNDS, len(pairs)))
+    sums = pairs[drawn].sum(axis=1)
+    low, high = np.percentile(sums[:, 0] / sums[:, 1], [2.5, 97.5])
+    value, base = pairs.sum(axis=0)
+    return Ratio(float(value / base), float(low), float(high))
+
+
 def verdict(rows: Sequence[Row], ways: Sequence[str]) -> str:
     """For each planner: whether it is at most 2 % worse than `off` in each class, and which way is best over all. The
     one that repairs stored KV is held against all ways but those that do not."""
     total = functools.partial(_total, rows)
     said: list[str] = []
     for planner in (way for way in _PLANNERS if {OFF, way} <= set(ways)):
-        ratios = {kind: total(planner, kind) / total(OFF, kind) for kind in SHARES if total(OFF, kind)}
+        ratios = {kind: ratio(rows, planner, kind) for kind in SHARES if total(OFF, kind)}
         rivals = [way for way in ways if planner == PLANNER or way not in (PLANNER, "reuse")]
         best, worst = min(rivals, key=total), max(ratios, key=lambda kind: ratios[kind])
-        held = "at most" if ratios[worst] <= 1.02 else "MORE than"
+        held = "at most" if ratios[worst].value <= _MARGIN else "MORE than"
+        surely = all(one.high <= _MARGIN for one in ratios.values())
         said.append(
-            f"{planner} takes {total(planner) / total(OFF):.3f} of off over all and is {held} 2 % worse in each class "
-            f"(worst: {worst}, {ratios[worst]:.3f}); best of {', '.join(rivals)}: {best} "
-            f"({total(best) / total(OFF):.3f})"
+            f"{planner} takes {ratio(rows, planner)} of off over all and is {held} 2 % worse in each class "
+            f"(worst: {worst}, {ratios[worst]}; {'all' if surely else 'NOT all'} intervals are below {_MARGIN}); "
+            f"best of {', '.join(rivals)}: {best} ({total(best) / total(OFF):.3f})"
         )
     return "\n".join(said) or f"no verdict without {OFF} and a planner"
 
@@ -296,23 +343,35 @@ def main() -> None:
     parser.add_argument("--kv-memory", default="512MiB", help="of each engine")
     parser.add_argument("--rows", type=Path, help="append requests to this JSONL file, and go on where it ends")
     parser.add_argument("--seconds", type=float, help="begin no request after so long")
+    parser.add_argument("--report", action="store_true", help="only print what --rows has")
+    parser.add_argument("--size", type=float, default=1.0, help="of the prompts: 0.5 has half of the documents' text")
+    parser.add_argument("--dtype", default="float32", help="of each engine; auto, bfloat16, ... as in a policy file")
+    parser.add_argument("--quantize", default="none", help="int8, ... as in a policy file")
     options = parser.parse_args()
     # Must be set before torch is loaded: threads that spin while they wait steal time on a shared machine.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    run(options, Console(width=140))
+    run(options, Console(width=170))
 
 
 def run(options: argparse.Namespace, console: Console) -> None:
     import torch
 
     torch.set_num_threads(options.threads)
-    console.print(f"{machine()}; {options.model} in float32, answers of {options.tokens} tokens")
-    rows = _read(options.rows, options.ways)
-    asyncio.run(measured(mixed(options.folder, count=options.requests), rows, options))
-    for table in tables(rows, options.ways):
-        console.print(table)
-    console.print(verdict(rows, options.ways))
+    console.print(f"{machine()}; {setting_of(options)}")
+    rows = _read(options)
+    if not options.report:
+        requests = mixed(options.folder, count=options.requests, size=options.size)
+        try:
+            asyncio.run(measured(requests, rows, options))
+        except KeyboardInterrupt:
+            console.print("interrupted")
+    done = len({row.request for row in rows})
+    console.print(f"{done} of {options.requests} requests under {len(options.ways)} ways")
+    if done:
+        for table in tables(rows, options.ways):
+            console.print(table)
+        console.print(verdict(rows, options.ways))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 
 `chat`: one or two turns, no documents. `rag`: a question behind six passages that no other request has. `tools`: three
 turns of a long conversation with tool calls, one after another. `repeats`: a question behind four of twelve documents,
-in an order of its own. Documents stand in a user message of their own, each in tags, before the question's.
+in an order of its own. Documents stand in a user message of their own, each in tags, before the question's. A `size`
+below 1 makes what is read shorter, not the classes others: fewer passages, shorter pages, earlier turns.
 """
 
 import json
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 Messages = list[dict[str, Any]]
-Make = Callable[[Path, random.Random], Iterator[Messages]]
+Make = Callable[[Path, random.Random, float], Iterator[Messages]]
 
 SHARES = {"chat": 3, "rag": 2, "tools": 3, "repeats": 2}
 """Of ten requests."""
@@ -39,13 +40,13 @@ class Asked:
     messages: Messages
 
 
-def mixed(folder: Path, *, count: int, seed: int = 0) -> list[Asked]:
+def mixed(folder: Path, *, count: int, seed: int = 0, size: float = 1.0) -> list[Asked]:
     """The first `count` requests: each ten of them have the classes' shares, in a drawn order.
 
     A shorter list is the beginning of a longer one. SystemExit where the folder lacks a data set.
     """
     dice = random.Random(seed)
-    sources = {kind: _endless(make, folder, random.Random(f"{seed} {kind}")) for kind, make in _CLASSES.items()}
+    sources = {kind: _endless(make, folder, random.Random(f"{seed} {kind}"), size) for kind, make in _CLASSES.items()}
     drawn: list[Asked] = []
     try:
         while len(drawn) < count:
@@ -57,12 +58,12 @@ def mixed(folder: Path, *, count: int, seed: int = 0) -> list[Asked]:
     return drawn[:count]
 
 
-def _endless(make: Make, folder: Path, dice: random.Random) -> Iterator[Messages]:
+def _endless(make: Make, folder: Path, dice: random.Random, size: float) -> Iterator[Messages]:
     while True:
-        yield from make(folder, dice)
+        yield from make(folder, dice, size)
 
 
-def _chat(folder: Path, dice: random.Random) -> Iterator[Messages]:
+def _chat(folder: Path, dice: random.Random, size: float) -> Iterator[Messages]:
     """Questions of MT-bench, some of them in their second turn, and of GSM8K."""
     answers = {row["question_id"]: row["choices"][0]["turns"][0] for row in _rows(folder / "mt_bench" / "gpt-4.jsonl")}
     chats: list[Messages] = []
@@ -75,47 +76,48 @@ def _chat(folder: Path, dice: random.Random) -> Iterator[Messages]:
     yield from chats
 
 
-def _rag(folder: Path, dice: random.Random) -> Iterator[Messages]:
+def _rag(folder: Path, dice: random.Random, size: float) -> Iterator[Messages]:
     """HotpotQA: the passages with the answer among others."""
     rows = _rows(folder / "hotpotqa_100" / "hotpotqa_distractor_100.jsonl")
     dice.shuffle(rows)
     for row in rows:
         gold = {title for title, _ in row["supporting_facts"]}
-        ordered = sorted(row["context"], key=lambda passage: passage[0] not in gold)[:_PASSAGES]
+        ordered = sorted(row["context"], key=lambda passage: passage[0] not in gold)[: max(2, round(size * _PASSAGES))]
         dice.shuffle(ordered)
         yield _about([f"{title}\n{''.join(sentences)}" for title, sentences in ordered], row["question"])
 
 
-def _tools(folder: Path, dice: random.Random) -> Iterator[Messages]:
+def _tools(folder: Path, dice: random.Random, size: float) -> Iterator[Messages]:
     """Trajectories of tau-bench, from where they are long: what an agent sends before its next turns."""
     found = [one["traj"] for one in json.loads((folder / "tau_bench" / "gpt-4o-airline.json").read_text("utf-8"))]
     dice.shuffle(found)
     for messages in found:
         asked = [i for i, message in enumerate(messages) if message["role"] == "assistant" and i > 1]
-        early = [i for i in asked if len(json.dumps(messages[1:i])) <= _LATEST]
+        early = [i for i in asked if len(json.dumps(messages[1:i])) <= size * _LATEST]
         first = max(0, len(early) - 1)
         for i in asked[first : first + _TURNS]:
             yield messages[:i]
 
 
-def _repeats(folder: Path, dice: random.Random) -> Iterator[Messages]:
+def _repeats(folder: Path, dice: random.Random, size: float) -> Iterator[Messages]:
     pages = sorted((folder / "fastapi_docs" / "en").rglob("*.md"))
     if not pages:
         raise FileNotFoundError(2, "no pages", str(folder / "fastapi_docs" / "en"))
-    pool = [text for page in pages if (text := _beginning(page.read_text("utf-8")))]
+    pool = [text for page in pages if (text := _beginning(page.read_text("utf-8"), size))]
     documents = dice.sample(pool, _POOL)
     for _ in range(100):
         yield _about(dice.sample(documents, _DRAWN), dice.choice(_ASKED))
 
 
-def _beginning(page: str) -> str:
+def _beginning(page: str, size: float) -> str:
     """The first paragraphs of a page; empty where they are too few."""
+    least, most = (size * chars for chars in _DOCUMENT)
     kept = ""
     for paragraph in page.split("\n\n"):
-        if len(kept) + len(paragraph) > _DOCUMENT[1]:
+        if len(kept) + len(paragraph) > most:
             break
         kept += f"{paragraph}\n\n"
-    return kept.strip() if len(kept) >= _DOCUMENT[0] else ""
+    return kept.strip() if len(kept) >= least else ""
 
 
 def _about(documents: Sequence[str], question: str) -> Messages:

@@ -89,6 +89,10 @@ def test_every_way_answers_the_same_requests_and_all_is_told(
         kv_memory="32MiB",
         rows=tmp_path / "rows.jsonl",
         seconds=None,
+        report=False,
+        size=1.0,
+        dtype="float32",
+        quantize="none",
     )
     with (tmp_path / "printed").open("w") as file:
         benchmark.run(options, Console(file=file, width=200))
@@ -96,6 +100,14 @@ def test_every_way_answers_the_same_requests_and_all_is_told(
         again = options.rows.read_text()
         benchmark.run(options, Console(file=file, width=200))
     assert options.rows.read_text() == again, "what was measured is not measured again"
+    options.rows.write_text("\n".join([*again.splitlines()[:-1], again.splitlines()[-1][:40]]))
+    options.report = True
+    with (tmp_path / "cut").open("w") as file:
+        benchmark.run(options, Console(file=file, width=200))
+    assert "9 of 10 requests under 3 ways" in (tmp_path / "cut").read_text(), "half a request counts for nothing"
+    options.tokens = 3
+    with pytest.raises(SystemExit, match="answers of 2 tokens"):
+        benchmark.run(options, Console(file=(tmp_path / "cut").open("w"), width=200))
     assert {(row["request"], row["way"]) for row in rows} == {(n, way) for n in range(10) for way in ways}
     assert {row["kind"] for row in rows} == {"chat", "rag", "tools", "repeats"}
     for row in rows:
@@ -105,3 +117,19 @@ def test_every_way_answers_the_same_requests_and_all_is_told(
     printed = (tmp_path / "printed").read_text()
     assert all(title in printed for title in ("chat: 3 requests", "tools: 3 requests", "all: 10 requests"))
     assert "planner takes" in printed and "threads" in printed
+    assert "10 of 10 requests under 3 ways" in printed
+
+
+def test_the_ratio_of_sums_has_an_interval(monkeypatch: pytest.MonkeyPatch) -> None:
+    benchmark = loaded(monkeypatch)
+    counts = dict.fromkeys(("idle_s", "overhead_ms", "tokens_in", "tokens_out", "cached", "reused", "recomputed"), 0)
+    rows = [
+        benchmark.Row(request=n, kind="chat", way=way, seconds=seconds, steps={}, **counts)
+        for n in range(40)
+        for way, seconds in (("off", 1.0 + n), ("planner", (0.5 + n % 2) * (1.0 + n)))
+    ]
+    found = benchmark.ratio(rows, "planner", "chat")
+    assert found.low < found.value < found.high
+    assert found.value == pytest.approx(1.0, abs=0.05) and found.high - found.low < 0.6
+    assert benchmark.ratio(rows, "off") == (1.0, 1.0, 1.0)
+    assert "MORE than" in benchmark.verdict(rows[1::2] + rows[::2], ["off", "planner"]) or found.value <= 1.02
