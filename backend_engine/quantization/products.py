@@ -5,6 +5,7 @@ matrix is widened once, or, of fp8, the rows are rounded too and both go through
 """
 
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -68,6 +69,7 @@ class RoundedMatrix:
         """`x` [rows, in] times the matrix, [rows, out], reading it in its few bits."""
         (rows, inputs), out_columns = x.shape, self.shape[0]
         tiling = tiling or tiling_of(rows, inputs, out_columns, packed=self.least is not None)
+        tiling = fitting(tiling, x.element_size(), shared_bytes(x.device))
         out = torch.empty((rows, out_columns), dtype=x.dtype, device=x.device)
         constants: dict[str, Any] = {
             "PACKED": self.least is not None,
@@ -124,6 +126,37 @@ def _narrow(rows: int, *, packed: bool) -> Tiling:
     if packed:
         return Tiling(64, 64, 128, 4, 4, swapped=True)
     return Tiling(64, 64, 64, 4, 4, swapped=True) if rows <= 64 else Tiling(128, 64, 128, 4, 4, swapped=True)
+
+
+def fitting(tiling: Tiling, element_size: int, room: int) -> Tiling:
+    """The tiling with as few stages and inputs at once as a program's `room` of shared memory [bytes] asks for.
+
+    Tilings were chosen on an H200 with activations of 16 bits: float32 takes more room, and other cards have less.
+    """
+    while _shared(tiling, element_size) > room:
+        if tiling.stages > 2:
+            tiling = replace(tiling, stages=tiling.stages - 1)
+        elif tiling.block_k > 2 * GROUP:
+            tiling = replace(tiling, block_k=tiling.block_k // 2)
+        else:
+            break
+    return tiling
+
+
+def _shared(tiling: Tiling, element_size: int) -> int:
+    """Bytes of shared memory: each stage's inputs of both operands, and the weights of one as they are multiplied."""
+    if tiling.block_m == 1:
+        return 0
+    stage = tiling.block_m * element_size + tiling.block_n
+    return tiling.block_k * (tiling.stages * stage + tiling.block_n * element_size)
+
+
+@cache
+def shared_bytes(device: torch.device) -> int:
+    """What a program may have of a card's shared memory."""
+    if device.type != "cuda":
+        return 1 << 30
+    return torch.cuda.get_device_properties(device).shared_memory_per_block_optin
 
 
 def _padded(inputs: int) -> int:
