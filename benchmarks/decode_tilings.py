@@ -1,10 +1,11 @@
 """Which tiling serves decode attention best on this card: each one's time beside the floor of its bytes.
 
-Run: python benchmarks/decode_tilings.py [--batches 1,256] [--keys 576]
+Run: python benchmarks/decode_tilings.py [--batches 1,256] [--keys 576] [--stored int8|fp8]
 
 Attention of one layer with 32 heads of 128 over 8 key and value heads (an 8B model), one row a request, pages of 16 in
 random order. The five fastest tilings and the one in use, in microseconds by CUDA events, medians; the floor is the
-bytes of keys and values over the measured copy rate. Every result is compared with that of the tiling in use.
+bytes of keys and values as they are stored (bfloat16, unless said) over the measured copy rate. Every result is
+compared with that of the tiling in use.
 """
 
 import argparse
@@ -14,6 +15,7 @@ from itertools import product
 import torch
 from promptsluice.backend_engine.attention.paged import Tiling, TritonAttention
 from promptsluice.backend_engine.batch import RequestRows, StepBatch, build_batch
+from promptsluice.backend_engine.rounded_kv import RoundedKV, Stored, pool_dtype, rounded
 from rich.console import Console
 from rich.table import Table
 from triton.runtime.errors import OutOfResources
@@ -23,7 +25,7 @@ HEADS, KV_HEADS, DIM, PAGE = 32, 8, 128, 16
 MOST_KEYS = 32768
 TILINGS = [
     Tiling(keys=keys, warps=warps, stages=stages, heads_first=heads_first)
-    for keys, warps, stages, heads_first in product((32, 64, 128), (2, 4), (2, 3, 4), (False, True))
+    for keys, warps, stages, heads_first in product((32, 64, 128, 256), (2, 4, 8), (2, 3, 4), (False, True))
 ]
 
 
@@ -36,8 +38,10 @@ def decode(requests: int, keys: int) -> StepBatch:
     return replace(batch, key_count_host=(MOST_KEYS,) * len(parts))  # as graphs do, which serve any length
 
 
-def microseconds(attention: TritonAttention, batch: StepBatch, pool: torch.Tensor) -> tuple[float, torch.Tensor]:
-    q = torch.randn(batch.rows, HEADS, DIM, device="cuda", dtype=pool.dtype, generator=torch.Generator("cuda"))
+def microseconds(
+    attention: TritonAttention, batch: StepBatch, pool: tuple[Stored, Stored]
+) -> tuple[float, torch.Tensor]:
+    q = torch.randn(batch.rows, HEADS, DIM, device="cuda", dtype=torch.bfloat16, generator=torch.Generator("cuda"))
     plan = attention.plan(batch, page_size=PAGE, scale=DIM**-0.5)
     took = do_bench(lambda: plan(q, pool[0], pool[1]), return_mode="median")
     assert isinstance(took, float)
@@ -48,6 +52,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batches", default="1,256")
     parser.add_argument("--keys", type=int, default=576)
+    parser.add_argument("--stored", choices=("int8", "fp8"), help="keys and values of 8 bits")
     options = parser.parse_args()
     source, target = torch.randn(1 << 28, device="cuda"), torch.empty(1 << 28, device="cuda")
     copy = do_bench(lambda: target.copy_(source), return_mode="median")
@@ -58,7 +63,13 @@ def main() -> None:
     for batch in (int(one) for one in options.batches.split(",")):
         step = decode(batch, options.keys)
         slots = -(-options.keys // PAGE) * PAGE * batch
-        pool = torch.randn(2, slots, KV_HEADS, DIM, device="cuda", dtype=torch.bfloat16)
+        data = torch.randn(2, slots, KV_HEADS, DIM, device="cuda", dtype=torch.bfloat16)
+        pool, nbytes = (data[0], data[1]), data.nbytes
+        if options.stored:
+            dtype = pool_dtype(options.stored, data.dtype, data.device)
+            rows = rounded(data, dtype)
+            pool = tuple(RoundedKV.of(half, dtype, KV_HEADS, DIM) for half in rows)
+            nbytes = rows.nbytes
         used, expected = microseconds(TritonAttention(), step, pool)
         times = {}
         for tiling in TILINGS:
@@ -67,7 +78,7 @@ def main() -> None:
             except OutOfResources:  # of shared memory
                 continue
             torch.testing.assert_close(got, expected, rtol=2e-2, atol=2e-2)
-        floor = pool.nbytes / rate * 1e6
+        floor = nbytes / rate * 1e6
         table = Table(f"batch {batch}, {options.keys} keys: floor {floor:.1f} us", "us", "of floor")
         table.add_row("in use", f"{used:.1f}", f"{floor / used:.0%}")
         for tiling in sorted(times, key=times.__getitem__)[:5]:
