@@ -3,6 +3,7 @@
 On a GPU each of these is one kernel (fused_triton.py); launches and trips to memory are what small batches pay for.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Protocol
@@ -11,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .probe import Probe
 from .rope import rotate
 from .rounded_kv import Stored
 from .span_rows import SpanRows
@@ -63,11 +65,21 @@ class FusedOps(Protocol):
         """As `rotated`; keys and values go to `slots` of a layer of the pool, queries [rows, heads, dim] come back."""
         ...
 
-    def placed(self, rows: SpanRows, layer: int, turn: tuple[Tensor, Tensor], slots: Tensor, pool: LayerKV) -> None:
-        """A layer's keys of `rows`, turned, and its values go to `slots` of the layer of the pool.
+    def placed(
+        self, rows: SpanRows, layers: range, turn: tuple[Tensor, Tensor], slots: Tensor, pools: Sequence[LayerKV]
+    ) -> None:
+        """The keys of `rows`, turned, and their values go to `slots` [rows] of the pool in each of `layers`.
 
-        `turn` is `Rope.turn` of the rows. With kernels the rows are read while the device's stream gets there: until
-        then they must stay.
+        `turn` is `Rope.turn` of the rows; `pools` has the layers' parts of one pool. With kernels the rows are read
+        while the device's stream gets there: until then they must stay.
+        """
+        ...
+
+    def looked(self, probe: Probe, q: Tensor, k: Stored, visible: Tensor, *, scale: float, window: int | None) -> None:
+        """Add to the probe's `attention` what its rows look at in one layer.
+
+        `q` [rows of the step, heads, head_dim] and `k` [slots, kv_heads, head_dim] are rotated; `visible` is the
+        batch's, [rows of the step]; under a `window` a row looks at what is inside.
         """
         ...
 
@@ -106,10 +118,18 @@ class TorchOps:
         v.index_copy_(0, slots, fresh_v)
         return q
 
-    def placed(self, rows: SpanRows, layer: int, turn: tuple[Tensor, Tensor], slots: Tensor, pool: LayerKV) -> None:
-        k, v = rows.layer(layer)
-        pool[0].index_copy_(0, slots, rotate(k.float(), *turn).to(k.dtype))
-        pool[1].index_copy_(0, slots, v)
+    def placed(
+        self, rows: SpanRows, layers: range, turn: tuple[Tensor, Tensor], slots: Tensor, pools: Sequence[LayerKV]
+    ) -> None:
+        places = slots.long()
+        for layer, pool in zip(layers, pools, strict=True):
+            k, v = rows.layer(layer)
+            dtype = pool[0].dtype
+            pool[0].index_copy_(0, places, rotate(k.float(), *turn).to(dtype))
+            pool[1].index_copy_(0, places, v.to(dtype))
+
+    def looked(self, probe: Probe, q: Tensor, k: Stored, visible: Tensor, *, scale: float, window: int | None) -> None:
+        probe.look(q, k, visible, scale=scale, window=window)
 
     def gated(self, gate_up: Tensor, activation: str) -> Tensor:
         gate, up = gate_up.chunk(2, dim=-1)

@@ -4,6 +4,7 @@
 Kernel arguments are tensors or numbers as Triton passes them, untyped.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,15 +13,23 @@ import triton.language as tl
 from torch import Tensor
 
 from .fused import HeadTurn, LayerKV, TorchOps
+from .probe import Probe
+from .probe_triton import look
 from .rounded_kv import MOST, RoundedKV, Stored
 from .span_rows import SpanRows
 
-_POINTED = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+_POINTED = {
+    torch.float32: tl.float32,
+    torch.bfloat16: tl.bfloat16,
+    torch.float16: tl.float16,
+    torch.int8: tl.int8,
+    torch.float8_e4m3fn: tl.float8e4nv,
+}
 _HEADS = 8  # that one program rotates
 _COLUMNS = 1024  # that one program multiplies
-# Programs that read stored rows, and rows of each at a time: enough bytes on their way to fill the bus to the host's
-# memory, and few enough to leave the card to the step beside them.
-_PLACERS, _PLACED_ROWS = 48, 4
+# Programs that read stored rows, and rows of each at a time; then the same for rounded ones: enough bytes on their way
+# to fill the bus to the host's memory, and few enough to leave the card to the step beside them.
+_PLACING, _PLACING_ROUNDED = (32, 4), (48, 8)
 
 
 class TritonOps(TorchOps):
@@ -63,26 +72,34 @@ class TritonOps(TorchOps):
             )  # fmt: skip
         return q
 
-    def placed(self, rows: SpanRows, layer: int, turn: tuple[Tensor, Tensor], slots: Tensor, pool: LayerKV) -> None:
-        count, (k, v) = len(slots), pool
+    def placed(
+        self, rows: SpanRows, layers: range, turn: tuple[Tensor, Tensor], slots: Tensor, pools: Sequence[LayerKV]
+    ) -> None:
+        count, (k, v) = len(slots), pools[0]
         _, heads, dim = k.shape
+        placers, together = _PLACING_ROUNDED if rows.rounded else _PLACING
         constants: dict[str, Any] = {
             "KV": heads,
             "KV_PAD": triton.next_power_of_2(heads),
             "HALF": dim // 2,
             "HALF_PAD": triton.next_power_of_2(dim // 2),
-            "ROWS": _PLACED_ROWS,
+            "ROWS": together,
             "SOURCE": _POINTED[rows.dtype],
+            "SCALED": rows.rounded,
             "num_warps": 8,
             **_rounding(k),
         }
+        bytes_on = _apart(pools)
         (k, k_scales), (v, v_scales) = numbers_of(k), numbers_of(v)
         if count:
-            grid = (min(_PLACERS, triton.cdiv(count, _PLACED_ROWS)),)
+            grid = (min(placers, triton.cdiv(count, together) * len(layers)),)
             _placed[grid](
-                rows.addresses, count, layer, k, v, k_scales, v_scales, slots, *turn, k.stride(0), k_scales.stride(0),
-                **constants,
+                rows.owners, rows.origins, count, layers.start, len(layers), k, v, k_scales, v_scales, slots, *turn,
+                k.stride(0), k_scales.stride(0), bytes_on // k.itemsize, bytes_on // k_scales.itemsize, **constants,
             )  # fmt: skip
+
+    def looked(self, probe: Probe, q: Tensor, k: Stored, visible: Tensor, *, scale: float, window: int | None) -> None:
+        look(probe, q, *numbers_of(k), visible, scale=scale, window=window)
 
     def gated(self, gate_up: Tensor, activation: str) -> Tensor:
         rows, width = gate_up.shape
@@ -91,6 +108,14 @@ class TritonOps(TorchOps):
         if rows:
             _gated[(rows, triton.cdiv(width // 2, _COLUMNS))](gate_up, out, width // 2, **constants)
         return out
+
+
+def _apart(pools: Sequence[LayerKV]) -> int:
+    """How many bytes farther the next layer is."""
+    if len(pools) == 1:
+        return 0
+    (first, _), (second, _) = ((numbers_of(part)[0].data_ptr() for part in pool) for pool in pools[:2])
+    return second - first
 
 
 def _rounding(stored: Stored) -> dict[str, Any]:
@@ -191,24 +216,37 @@ def _steps(x, scale, MOST: tl.constexpr, WHOLE: tl.constexpr):
 
 
 @triton.jit
-def _placed(
-    addresses, rows, layer, k, v, k_scales, v_scales, slots, cos, sin, slot_stride, scale_stride,
-    KV: tl.constexpr, KV_PAD: tl.constexpr, HALF: tl.constexpr, HALF_PAD: tl.constexpr, ROWS: tl.constexpr,
-    SOURCE: tl.constexpr, MOST: tl.constexpr, WHOLE: tl.constexpr,
-):  # fmt: skip
-    """Rows in blocks, each program some: turn the keys, store keys and values at the rows' slots.
+def _first_bytes(origin, ahead, layer, live):
+    """Where rows begin, `ahead` rows behind what an origin names, in a layer."""
+    first = tl.load(origin, mask=live, other=0)
+    step = tl.load(origin + 1, mask=live, other=0)
+    return first + ahead * step + layer * tl.load(origin + 2, mask=live, other=0)
 
-    The addresses are those of numbers of `SOURCE`. `MOST` and `WHOLE` as for `_rotated_into`.
+
+@triton.jit(do_not_specialize=["rows", "first_layer", "layers"])
+def _placed(
+    owners, origins, rows, first_layer, layers, k, v, k_scales, v_scales, slots, cos, sin, slot_stride, scale_stride,
+    layer_stride, scale_layer_stride,
+    KV: tl.constexpr, KV_PAD: tl.constexpr, HALF: tl.constexpr, HALF_PAD: tl.constexpr, ROWS: tl.constexpr,
+    SOURCE: tl.constexpr, SCALED: tl.constexpr, MOST: tl.constexpr, WHOLE: tl.constexpr,
+):  # fmt: skip
+    """Rows in blocks, each program some, layer by layer: turn the keys, store keys and values at the rows' slots.
+
+    `owners` and `origins` are SpanRows', of numbers of `SOURCE`; `SCALED` says that these count steps of a scale for
+    each row and head. `k` to `v_scales` are the first layer's. `MOST` and `WHOLE` as for `_rotated_into`.
     """
     head, d = tl.arange(0, KV_PAD)[None, :, None], tl.arange(0, HALF_PAD)[None, None, :]
     at = head * 2 * HALF + d
-    for first in range(tl.program_id(0) * ROWS, rows, tl.num_programs(0) * ROWS):
-        row = first + tl.arange(0, ROWS)
+    blocks = tl.cdiv(rows, ROWS)
+    for number in range(tl.program_id(0), blocks * layers, tl.num_programs(0)):
+        ahead_layer = number // blocks
+        layer = first_layer + ahead_layer
+        row = (number - ahead_layer * blocks) * ROWS + tl.arange(0, ROWS)
         live = row < rows
-        key = tl.load(addresses + row, mask=live, other=0)
-        value = tl.load(addresses + rows + row, mask=live, other=0)
-        key += layer * tl.load(addresses + 2 * rows + row, mask=live, other=0)
-        value += layer * tl.load(addresses + 3 * rows + row, mask=live, other=0)
+        origin = origins + tl.load(owners + row, mask=live, other=0) * (13 if SCALED else 7)
+        ahead = row - tl.load(origin, mask=live, other=0)
+        key = _first_bytes(origin + 1, ahead, layer, live)
+        value = _first_bytes(origin + 4, ahead, layer, live)
         here = live[:, None, None] & (head < KV) & (d < HALF)
         keys = key.to(tl.pointer_type(SOURCE))[:, None, None] + at
         values = value.to(tl.pointer_type(SOURCE))[:, None, None] + at
@@ -216,21 +254,30 @@ def _placed(
         y = tl.load(keys + HALF, mask=here, other=0.0).to(tl.float32)
         low = tl.load(values, mask=here, other=0.0)
         high = tl.load(values + HALF, mask=here, other=0.0)
+        if SCALED:
+            scales = _first_bytes(origin + 7, ahead, layer, live).to(tl.pointer_type(tl.float32))[:, None, None] + head
+            scaled = live[:, None, None] & (head < KV)
+            scale = tl.load(scales, mask=scaled, other=0.0)
+            x, y = x * scale, y * scale
+            scales = _first_bytes(origin + 10, ahead, layer, live).to(tl.pointer_type(tl.float32))[:, None, None] + head
+            scale = tl.load(scales, mask=scaled, other=0.0)
+            low, high = low.to(tl.float32) * scale, high.to(tl.float32) * scale
         angle = row[:, None, None] * 2 * HALF + d
         turned = live[:, None, None] & (d < HALF)
         c = tl.load(cos + angle, mask=turned, other=0.0)
         s = tl.load(sin + HALF + angle, mask=turned, other=0.0)
-        slot = tl.load(slots + row, mask=live, other=0)
-        place = slot[:, None, None] * slot_stride + at
+        slot = tl.load(slots + row, mask=live, other=0).to(tl.int64)
+        place = ahead_layer.to(tl.int64) * layer_stride + slot[:, None, None] * slot_stride + at
         first_k, second_k = x * c - y * s, y * c + x * s
         if MOST > 0:
             first_v, second_v = low.to(tl.float32), high.to(tl.float32)
             scale_k = tl.maximum(_scale(first_k, 2, MOST), _scale(second_k, 2, MOST))
             scale_v = tl.maximum(_scale(first_v, 2, MOST), _scale(second_v, 2, MOST))
             kv_head = tl.arange(0, KV_PAD)[None, :]
-            scale_at, scaled = slot[:, None] * scale_stride + kv_head, live[:, None] & (kv_head < KV)
-            tl.store(k_scales + scale_at, scale_k, mask=scaled)
-            tl.store(v_scales + scale_at, scale_v, mask=scaled)
+            scale_at = ahead_layer.to(tl.int64) * scale_layer_stride + slot[:, None] * scale_stride + kv_head
+            head_there = live[:, None] & (kv_head < KV)
+            tl.store(k_scales + scale_at, scale_k, mask=head_there)
+            tl.store(v_scales + scale_at, scale_v, mask=head_there)
             first_k, second_k = _steps(first_k, scale_k, MOST, WHOLE), _steps(second_k, scale_k, MOST, WHOLE)
             first_v, second_v = _steps(first_v, scale_v, MOST, WHOLE), _steps(second_v, scale_v, MOST, WHOLE)
         else:

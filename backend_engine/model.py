@@ -110,7 +110,9 @@ class Decoder:
             else:
                 q = ops.rotated_into(qkv, turn, batch.slots, k_pool, v_pool)
             for probe in batch.probes:
-                probe.look(index, q, k_pool, batch.visible, spec)
+                if probe.looks_at(index, spec):
+                    window = spec.windows[index]
+                    ops.looked(probe, q, k_pool, batch.visible, scale=spec.scale, window=window)
             if index == last and batch.logit_rows.shape[0] < batch.rows:  # nobody needs the others any more
                 rows = batch.logit_rows
                 assert not batch.narrowings, "a selector's layer must be one of the model's"

@@ -27,16 +27,15 @@ class Probe:
     until: float = 1.0
     attention: Tensor
 
-    def look(self, layer: int, q: Tensor, k_pool: Stored, visible: Tensor, spec: ModelSpec) -> None:
-        """`q` [rows of the step, heads, head_dim] and `k_pool` [slots, kv_heads, head_dim] are rotated.
+    def looks_at(self, layer: int, spec: ModelSpec) -> bool:
+        """Whether this layer is one of them."""
+        return self.depth * spec.layers <= layer < layers_until(self.until, spec)
 
-        `visible` is the batch's, [rows of the step].
-        """
-        if not self.depth * spec.layers <= layer < layers_until(self.until, spec):
-            return
-        grouped = q[self.rows].float().unflatten(1, (spec.kv_heads, -1))
-        scores = torch.einsum("rhgd,khd->hgrk", grouped, k_pool[self.slots].float()) * spec.scale
-        if (window := spec.windows[layer]) is not None:
+    def look(self, q: Tensor, k: Stored, visible: Tensor, *, scale: float, window: int | None) -> None:
+        """See FusedOps.looked, in plain torch."""
+        grouped = q[self.rows].float().unflatten(1, (k.shape[1], -1))
+        scores = torch.einsum("rhgd,khd->hgrk", grouped, k[self.slots].float()) * scale
+        if window is not None:
             places = torch.arange(self.slots.shape[0], device=q.device)
             scores.masked_fill_(places < visible[self.rows][:, None] - window, float("-inf"))
         weights = scores.softmax(-1).nan_to_num_(0.0)  # a row whose window holds none of the keys looks at none

@@ -5,18 +5,21 @@ moves bytes and need not know what they mean. The rounding is `x ~ scale * q`, t
 largest number there is.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from ..prompt.errors import ConfigError
-from .types import KVDtype
+from .types import KVBlock, KVDtype
 
 MOST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 """The dtypes of a rounded pool, and the largest number of each."""
 
-_NAMES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
+ROUNDED = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
+"""What is told apart by name."""
+
 _FP8_CAPABILITY = (8, 9)
 _ALIGNED = 16  # bytes that a GPU reads at a time
 _TINY = 1e-30  # a head of zeros must not be divided by zero
@@ -26,16 +29,21 @@ def pool_dtype(kv_dtype: KVDtype, dtype: torch.dtype, device: torch.device) -> t
     """What the pool of a model with activations of `dtype` holds. Raises ConfigError where that cannot run."""
     if kv_dtype == "auto":
         return dtype
-    if kv_dtype not in _NAMES:
-        raise ConfigError(f"kv_dtype {kv_dtype!r} is not known; known: auto, {', '.join(_NAMES)}")
-    if kv_dtype == "fp8" and device.type == "cuda":
+    if kv_dtype not in ROUNDED:
+        raise ConfigError(f"kv_dtype {kv_dtype!r} is not known; known: auto, {', '.join(ROUNDED)}")
+    return rounded_dtype(kv_dtype, device, field="kv_dtype")
+
+
+def rounded_dtype(name: str, device: torch.device, *, field: str) -> torch.dtype:
+    """The dtype of a name in ROUNDED. Raises ConfigError, which names the setting `field`, where that cannot run."""
+    if name == "fp8" and device.type == "cuda":
         found = torch.cuda.get_device_capability(device)
         if found < _FP8_CAPABILITY:
             raise ConfigError(
-                f"kv_dtype fp8 needs a GPU of compute capability 8.9 or later, this one has {found[0]}.{found[1]}; "
+                f"{field} fp8 needs a GPU of compute capability 8.9 or later, this one has {found[0]}.{found[1]}; "
                 "use int8"
             )
-    return _NAMES[kv_dtype]
+    return ROUNDED[name]
 
 
 def kv_fingerprint(fingerprint: str, kv_dtype: KVDtype) -> str:
@@ -51,15 +59,20 @@ def row_bytes(kv_heads: int, head_dim: int) -> int:
 def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
     """`x` [..., kv_heads, head_dim] as rows of bytes, uint8 [..., row_bytes]."""
     *lead, heads, dim = x.shape
+    numbers, scales = steps_of(x, dtype)
+    rows = torch.zeros((*lead, row_bytes(heads, dim)), dtype=torch.uint8, device=x.device)
+    rows[..., : heads * dim] = numbers.view(torch.uint8).flatten(-2)
+    start = _aligned(heads * dim)
+    rows[..., start : start + 4 * heads] = scales.view(torch.uint8)
+    return rows
+
+
+def steps_of(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """`x` [..., heads, dim] as numbers of `dtype` in its shape and the float32 scales [..., heads] that they count."""
     x = x.float()
     scales = (x.abs().amax(dim=-1) / MOST[dtype]).clamp_min_(_TINY)
     steps = x / scales[..., None]
-    numbers = (steps.round_() if dtype == torch.int8 else steps).to(dtype).view(torch.uint8)
-    rows = torch.zeros((*lead, row_bytes(heads, dim)), dtype=torch.uint8, device=x.device)
-    rows[..., : heads * dim] = numbers.flatten(-2)
-    start = _aligned(heads * dim)
-    rows[..., start : start + 4 * heads] = scales.contiguous().view(torch.uint8)
-    return rows
+    return (steps.round_() if dtype == torch.int8 else steps).to(dtype), scales
 
 
 def parts(rows: Tensor, dtype: torch.dtype, heads: int, dim: int) -> tuple[Tensor, Tensor]:
@@ -110,6 +123,50 @@ class RoundedKV:
         assert dim == 0, dim
         self.rows.index_copy_(0, slots, rounded(x, self.numbers.dtype))
 
+
+@dataclass(frozen=True, slots=True)
+class RoundedBlock:
+    """A KVBlock in 8 bits: `k`, `v` int8 or e4m3 [layers, tokens, kv_heads, head_dim] count steps of the float32
+    `k_scales`, `v_scales` [layers, tokens, kv_heads].
+    """
+
+    k: Tensor
+    v: Tensor
+    k_scales: Tensor
+    v_scales: Tensor
+
+    @classmethod
+    def of(cls, block: KVBlock, dtype: torch.dtype) -> "RoundedBlock":
+        """`block` rounded to `dtype`, where it lies."""
+        (k, k_scales), (v, v_scales) = steps_of(block.k, dtype), steps_of(block.v, dtype)
+        return cls(k, v, k_scales, v_scales)
+
+    @property
+    def tokens(self) -> int:
+        return self.k.shape[1]
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.k, self.v, self.k_scales, self.v_scales
+
+    @property
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.tensors)
+
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> "RoundedBlock":
+        """The block of what `change` makes of each tensor."""
+        return RoundedBlock(*map(change, self.tensors))
+
+    def part(self, start: int, stop: int | None = None) -> "RoundedBlock":
+        """Views of some of the tokens."""
+        return self.mapped(lambda tensor: tensor[:, start:stop])
+
+    def widened(self) -> KVBlock:
+        """What it stands for, in float32."""
+        return KVBlock(widened(self.k, self.k_scales), widened(self.v, self.v_scales))
+
+
+Block = KVBlock | RoundedBlock
 
 Stored = Tensor | RoundedKV
 """One layer's keys or values in a pool."""

@@ -271,5 +271,5 @@ def trimmed(spans: tuple[ReusedSpan, ...], covered: int) -> tuple[ReusedSpan, ..
             left.append(span)
         elif span.stop > covered:
             position = None if span.position is None else span.position + drop
-            left.append(ReusedSpan(covered, KVBlock(span.kv.k[:, drop:], span.kv.v[:, drop:]), position))
+            left.append(ReusedSpan(covered, span.kv.part(drop), position))
     return tuple(left)

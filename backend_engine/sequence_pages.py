@@ -4,7 +4,6 @@ Who gets any, and who loses some for it, is the scheduler's.
 """
 
 import numpy as np
-import torch
 
 from .kept_blends import KeptBlend, KeptBlends, Marks, marked
 from .pages import PageAllocator, Pages
@@ -184,8 +183,8 @@ class SequencePages:
         """Have the KV of the reused spans brought to where the sequence reads it, before the next step does."""
         spans = sequence.spans
         if spans:
-            slots = torch.cat([self._table.slots(sequence, span.start, span.stop) for span in spans])
-            self._spans.add(spans, slots, wanted=lambda: sequence.spans is spans)
+            places = np.concatenate([np.arange(span.start, span.stop) for span in spans])
+            self._spans.add(spans, self._table.slots_of(sequence, places), wanted=lambda: sequence.spans is spans)
 
     def loads(self) -> Loads:
         """All that is on its way into the pool for the next step, which must wait for it, whoever asked for it."""

@@ -1,8 +1,11 @@
 """Reused spans on their way into the pool: copied and turned, layer after layer while earlier layers compute."""
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -10,15 +13,19 @@ from .fused import FusedOps, fused_ops
 from .model import Decoder
 from .pool import KVPool
 from .rope import LayerRopes
+from .rounded_kv import RoundedBlock
+from .sequence import Rows
 from .span_rows import SpanRows
 from .tiers.base import Loads
 from .tiers.empty import NO_LOADS
 from .tiers.open import side_stream
 from .tiers.streams import Mark, SideStream
+from .transfers import carried
 from .types import KVBlock, ReusedSpan
 
-# Layers that are begun before the one that is waited for: enough that the copies never wait for the host.
-_AHEAD = 2
+# Layers that are begun before the one that is waited for: enough that the copies never wait for the host. At most so
+# many are read by one kernel: a launch takes the host a good part of what a layer of a few rows takes the device.
+_AHEAD, _TOGETHER = 4, 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,15 +33,15 @@ class _Promised:
     """Spans of one request, where they go, and whether anybody still wants them."""
 
     spans: tuple[ReusedSpan, ...]
-    slots: Tensor
+    slots: Rows
     wanted: Callable[[], bool]
 
 
 class SpanLoader:
     """Brings spans into `pool`. For the engine's thread.
 
-    On `stream` one kernel a layer reads the rows from wherever they are and turns them, just before a step gets to that
-    layer: reading pinned memory takes about as long as computing the few rows that are recomputed.
+    On `stream` kernels read the rows from wherever they are and turn them, a few layers at a time, just before a step
+    gets to these: reading pinned memory takes about as long as computing the few rows that are recomputed.
     """
 
     def __init__(self, pool: KVPool, ropes: LayerRopes, ops: FusedOps, stream: SideStream) -> None:
@@ -45,7 +52,7 @@ class SpanLoader:
         self._promised: list[_Promised] = []
         self._reading: list[_SpanLoads] = []
 
-    def add(self, spans: tuple[ReusedSpan, ...], slots: Tensor, *, wanted: Callable[[], bool]) -> None:
+    def add(self, spans: tuple[ReusedSpan, ...], slots: Rows, *, wanted: Callable[[], bool]) -> None:
         """Promise `spans` to the `slots` [tokens of all spans] int64, for whoever waits for the next `loads`.
 
         They are not brought if nothing is `wanted` any more by then: the slots may be others'.
@@ -53,64 +60,87 @@ class SpanLoader:
         self._promised.append(_Promised(spans, slots, wanted))
 
     def loads(self) -> Loads:
-        """All that was promised since the last call."""
+        """All that was promised since the last call; its first layers are begun."""
         self._reading = [one for one in self._reading if not one.ended]
         promised = self._promised = [one for one in self._promised if one.wanted()]
         if not promised:
             return NO_LOADS
-        spans, slots = [span for one in promised for span in one.spans], torch.cat([one.slots for one in promised])
-        loads = _SpanLoads(spans, slots, self._pool, self._ropes, self._ops, self._stream)
+        groups = [
+            _Group.of(spans, slots, self._pool, self._ropes)
+            for spans, slots in _by_kind(
+                [span for one in promised for span in one.spans], np.concatenate([one.slots for one in promised])
+            )
+        ]
+        loads = _SpanLoads(groups, self._pool, self._ops, self._stream, self._ropes)
         self._promised = []  # not before: without memory for copies a step fails, not who was admitted beside it
         self._reading.append(loads)  # kernels read memory that nobody else may hold any more
+        loads.start()
         return loads
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Spans of one kind: where their rows are read, how each layer's keys are turned, and where they go."""
+
+    rows: SpanRows
+    turns: tuple[tuple[Tensor, Tensor], ...]
+    slots: Tensor
+
+    @classmethod
+    def of(cls, spans: Sequence[ReusedSpan], slots: Rows, pool: KVPool, ropes: LayerRopes) -> "_Group":
+        device = pool.data.device
+        old = np.concatenate([_places(span.start if span.position is None else span.position, span) for span in spans])
+        new = np.concatenate([_places(span.start, span) for span in spans])
+        before, after, there = carried(np.stack((old, new, slots)).astype(np.int32), device)
+        rows = SpanRows.readable([span.kv for span in spans], device=device, dtype=pool.wide)
+        return cls(rows, ropes.turns(before, after), there)
 
 
 class _SpanLoads:
     """See tiers.base.Loads."""
 
     def __init__(
-        self,
-        spans: Sequence[ReusedSpan],
-        slots: Tensor,
-        pool: KVPool,
-        ropes: LayerRopes,
-        ops: FusedOps,
-        stream: SideStream,
+        self, groups: Sequence[_Group], pool: KVPool, ops: FusedOps, stream: SideStream, ropes: LayerRopes
     ) -> None:
-        self._slots = slots
+        self._groups = groups
         self._pool = pool
         self._ops = ops
         self._stream = stream
-        self._marks: list[Mark] = []
-        self._rows = SpanRows.readable((span.kv for span in spans), device=slots.device, dtype=pool.wide)
-        old = torch.cat([_places(span.start if span.position is None else span.position, span) for span in spans])
-        new = torch.cat([_places(span.start, span) for span in spans])
-        self._turns = ropes.turns(old.to(slots.device), new.to(slots.device))
+        self._layers = len(ropes.specs)
+        self._ends = deque(_ends(ropes))
+        self._marks: list[Mark] = []  # of each layer that is begun
         stream.follow()  # the slots were others', whose steps may still run
 
     @property
     def ended(self) -> bool:
         """Whether nothing is read any more."""
-        return len(self._marks) == len(self._turns) and self._marks[-1].reached
+        return len(self._marks) == self._layers and self._marks[-1].reached
+
+    def start(self) -> None:
+        """What the first layer's `wait` would begin, while the host lays out the step."""
+        self._begin(1 + _AHEAD)
 
     def wait(self, layer: int) -> None:
         self._begin(layer + 1 + _AHEAD)
         self._marks[layer].hold()
 
     def begin(self) -> None:
-        self._begin(len(self._turns))
+        self._begin(self._layers)
 
     def settle(self) -> None:
         self.begin()
         self._marks[-1].hold()
 
     def _begin(self, layers: int) -> None:
-        for layer in range(len(self._marks), min(layers, len(self._turns))):
-            self._stream.run(lambda layer=layer: self._bring(layer))
-            self._marks.append(self._stream.mark())
+        while len(self._marks) < min(layers, self._layers):
+            together = range(len(self._marks), self._ends.popleft())
+            self._stream.run(lambda together=together: self._bring(together))
+            self._marks += [self._stream.mark()] * len(together)
 
-    def _bring(self, layer: int) -> None:
-        self._ops.placed(self._rows, layer, self._turns[layer], self._slots, self._pool.layer(layer))
+    def _bring(self, layers: range) -> None:
+        pools = [self._pool.layer(layer) for layer in layers]
+        for group in self._groups:
+            self._ops.placed(group.rows, layers, group.turns[layers[0]], group.slots, pools)
 
 
 class SpanWriter:
@@ -120,23 +150,21 @@ class SpanWriter:
         self._pool = pool
         self._ropes = ropes
 
-    def add(self, spans: tuple[ReusedSpan, ...], slots: Tensor, *, wanted: Callable[[], bool]) -> None:
-        at = 0
-        for span in spans:
-            self._pool.write_block(slots[at : at + span.kv.tokens], self._turned(span))
-            at += span.kv.tokens
+    def add(self, spans: tuple[ReusedSpan, ...], slots: Rows, *, wanted: Callable[[], bool]) -> None:
+        there = torch.from_numpy(slots).to(self._ropes.device)
+        for span, places in zip(spans, there.split([span.kv.tokens for span in spans]), strict=True):
+            self._pool.write_block(places, self._turned(span))
 
     def loads(self) -> Loads:
         return NO_LOADS
 
     def _turned(self, span: ReusedSpan) -> KVBlock:
-        if span.position in (None, span.start):
-            return span.kv
-        k = span.kv.k.to(self._ropes.device)
-        moved = self._ropes.move(
-            k.float(), _places(span.position, span).to(k.device), _places(span.start, span).to(k.device)
-        )
-        return KVBlock(moved.to(k.dtype), span.kv.v)
+        block = span.kv.widened()
+        if span.position is None or span.position == span.start:
+            return block
+        k = block.k.to(self._ropes.device)
+        old, new = (torch.from_numpy(_places(first, span)).to(k.device) for first in (span.position, span.start))
+        return KVBlock(self._ropes.move(k.float(), old, new).to(k.dtype), block.v)
 
 
 class Together:
@@ -165,5 +193,28 @@ def span_loader(decoder: Decoder, pool: KVPool, stream: SideStream | None) -> Sp
     return SpanLoader(pool, decoder.ropes, fused_ops(decoder.device), stream or side_stream(decoder.device))
 
 
-def _places(first: int, span: ReusedSpan) -> Tensor:
-    return torch.arange(first, first + span.kv.tokens)
+def _places(first: int, span: ReusedSpan) -> Rows:
+    return np.arange(first, first + span.kv.tokens)
+
+
+def _ends(ropes: LayerRopes) -> list[int]:
+    """Where the layers that one kernel reads end: few at first and at last, which are waited for, and all of one
+    rope."""
+    layers, ends, at = len(ropes.specs), [], 0
+    while at < layers:
+        most = min(_TOGETHER, max(1, at), max(1, (layers - at) // 2))
+        start, at = at, at + 1
+        while at < start + most and ropes.specs[at] == ropes.specs[start]:
+            at += 1
+        ends.append(at)
+    return ends
+
+
+def _by_kind(spans: Sequence[ReusedSpan], slots: Rows) -> list[tuple[list[ReusedSpan], Rows]]:
+    """The spans, and their parts of `slots`, apart by what one kernel cannot read together."""
+    ends = np.cumsum([0, *(span.kv.tokens for span in spans)]).tolist()
+    kinds: dict[torch.dtype | None, list[tuple[ReusedSpan, Rows]]] = {}
+    for span, (start, stop) in zip(spans, pairwise(ends), strict=True):
+        rounded = span.kv.k.dtype if isinstance(span.kv, RoundedBlock) else None
+        kinds.setdefault(rounded, []).append((span, slots[start:stop]))
+    return [([span for span, _ in kind], np.concatenate([part for _, part in kind])) for kind in kinds.values()]

@@ -1,59 +1,76 @@
 """The rows of reused spans, where a device's kernels can read them: in its own memory or pinned in the host's."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from .types import KVBlock
+from .rounded_kv import Block, RoundedBlock
+from .transfers import carried
 
 
 @dataclass(frozen=True)
 class SpanRows:
-    """`blocks` one after the other, all of one dtype, and readable for kernels of `device`."""
+    """`blocks` one after the other, all of one kind and dtype, and readable for kernels of `device`."""
 
-    blocks: tuple[KVBlock, ...]
+    blocks: tuple[Block, ...]
     device: torch.device
 
     @classmethod
-    def readable(cls, blocks: Iterable[KVBlock], *, device: torch.device, dtype: torch.dtype) -> "SpanRows":
-        """Blocks of another dtype, and those in memory that the device cannot read, are copied to it."""
-        made = (KVBlock(*(_readable(part, device, dtype) for part in (one.k, one.v))) for one in blocks)
-        return cls(tuple(made), device)
+    def readable(cls, blocks: Sequence[Block], *, device: torch.device, dtype: torch.dtype) -> "SpanRows":
+        """What is in memory that the device cannot read is copied to it; blocks that are not rounded become `dtype`."""
+
+        def reachable(part: Tensor) -> Tensor:
+            wanted = part.dtype if rounded else dtype
+            here = part.device.type == device.type or (device.type == "cuda" and part.is_pinned())
+            return part if here and part.dtype == wanted and _dense(part) else part.to(device, wanted).contiguous()
+
+        rounded = isinstance(blocks[0], RoundedBlock)
+        return cls(tuple(block.mapped(reachable) for block in blocks), device)
 
     @property
     def dtype(self) -> torch.dtype:
+        """Of the numbers."""
         return self.blocks[0].k.dtype
 
+    @property
+    def rounded(self) -> bool:
+        """Whether the numbers have scales."""
+        return isinstance(self.blocks[0], RoundedBlock)
+
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
-        """A layer's keys and values, [rows, kv_heads, head_dim] each, on the device."""
-        k, v = (torch.cat([part[index].to(self.device) for part in parts]) for parts in self._parts)
-        return k, v
+        """A layer's keys and values, [rows, kv_heads, head_dim] each, on the device, in float32 if they are rounded."""
+        layers = [block.mapped(lambda part: part[index : index + 1].to(self.device)).widened() for block in self.blocks]
+        return torch.cat([one.k[0] for one in layers]), torch.cat([one.v[0] for one in layers])
 
     @cached_property
-    def addresses(self) -> Tensor:
-        """int64 [4, rows]: where a row's key and its value begin in layer 0, and how many bytes farther in the next."""
-        tables = [np.concatenate([_addresses(part) for part in parts], axis=1) for parts in self._parts]
-        (keys, key_steps), (values, value_steps) = tables
-        return torch.from_numpy(np.stack((keys, values, key_steps, value_steps))).to(self.device, non_blocking=True)
+    def owners(self) -> Tensor:
+        """The block of each row, int32 [rows]."""
+        tokens = [block.tokens for block in self.blocks]
+        return carried(np.repeat(np.arange(len(tokens), dtype=np.int32), tokens), self.device)
 
-    @property
-    def _parts(self) -> tuple[list[Tensor], list[Tensor]]:
-        return [one.k for one in self.blocks], [one.v for one in self.blocks]
-
-
-def _readable(part: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
-    dense = part.stride()[2:] == (part.shape[3], 1)
-    here = part.device.type == device.type or (device.type == "cuda" and part.is_pinned())
-    return part if dense and here and part.dtype == dtype else part.to(device, dtype).contiguous()
+    @cached_property
+    def origins(self) -> Tensor:
+        """Of each block its first row's number, then for keys, values, and the scales of both, if there are any: the
+        address of the first row in layer 0, and how many bytes farther the next row and the next layer are; int64
+        [blocks, 7 or 13]."""
+        firsts = np.cumsum([0, *(block.tokens for block in self.blocks[:-1])])
+        table = [[first, *_origin(block)] for first, block in zip(firsts, self.blocks, strict=True)]
+        return carried(np.array(table, dtype=np.int64), self.device)
 
 
-def _addresses(part: Tensor) -> NDArray[np.int64]:
-    """[2, tokens]"""
-    step, row = (stride * part.itemsize for stride in part.stride()[:2])
-    first = part.data_ptr() + np.arange(part.shape[1], dtype=np.int64) * row
-    return np.stack((first, np.full_like(first, step)))
+def _dense(part: Tensor) -> bool:
+    """Whether all of a row lies together."""
+    stride, shape = part.stride()[2:], part.shape[2:]
+    return stride[-1] == 1 and (len(shape) == 1 or stride[0] == shape[1])
+
+
+def _origin(block: Block) -> list[int]:
+    numbers = []
+    for part in block.tensors:
+        layer, row = (stride * part.itemsize for stride in part.stride()[:2])
+        numbers += [part.data_ptr(), row, layer]
+    return numbers

@@ -103,9 +103,11 @@ class RunningTable:
 
     def slots(self, sequence: Sequence, start: int, stop: int) -> Tensor:
         """The slots of some of a sequence's keys, int64."""
-        index = np.arange(start, stop)
-        slots = sequence.pages[index // self.page_size].astype(np.int64) * self.page_size + index % self.page_size
-        return self._tensor(slots)
+        return self._tensor(self.slots_of(sequence, np.arange(start, stop)))
+
+    def slots_of(self, sequence: Sequence, index: Rows) -> Rows:
+        """The slots of the keys at some places in key order, on the host."""
+        return sequence.pages[index // self.page_size].astype(np.int64) * self.page_size + index % self.page_size
 
     def drawing(self, plan: StepPlan) -> SamplingTensors:
         """The parameters with which each row that draws a token does so, in the order of the plan."""

@@ -162,7 +162,7 @@ class TextScorer:
             tail = rest if one.at < one.stop else min(self._carried, rest)
             before = one.rows[:sinks] + one.rows[len(one.rows) - tail :]
             first = len(one.rows) - tail
-            spans = [ReusedSpan(0, _cut(one.kv, 0, sinks), 0), ReusedSpan(sinks, _cut(one.kv, first, -1), first)]
+            spans = [ReusedSpan(0, one.kv.part(0, sinks), 0), ReusedSpan(sinks, one.kv.part(first, -1), first)]
             reuse = Reuse(spans=tuple(span for span in spans if span.kv.tokens))
         wanted = np.flatnonzero(one.wanted[one.at : one.at + size]) + len(before)
         return GenerationRequest(
@@ -198,7 +198,3 @@ def _within(offsets: NDArray[np.int64], spans: Sequence[Span]) -> NDArray[np.boo
     last = np.maximum(offsets[:, 0], offsets[:, 1] - 1)
     index = np.searchsorted(starts, last, side="right") - 1
     return (index >= 0) & (last < ends[index])
-
-
-def _cut(kv: KVBlock, start: int, stop: int) -> KVBlock:
-    return KVBlock(kv.k[:, start:stop], kv.v[:, start:stop])

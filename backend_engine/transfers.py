@@ -1,14 +1,22 @@
 """Small values between host and device, in both directions without waiting for what the device is busy with."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 
 def sent(values: Sequence[object], device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
     """Numbers, or equally long sequences of numbers, as a tensor on the device."""
     return torch.tensor(values, dtype=dtype).to(device, non_blocking=True)
+
+
+def carried(array: NDArray[Any], device: torch.device) -> Tensor:
+    """An array of any size on the device. What is not in pinned memory waits for the stream from 64 KB on."""
+    host = torch.from_numpy(array)
+    return (host.pin_memory() if device.type == "cuda" else host).to(device, non_blocking=True)
 
 
 class Fetch:

@@ -3,7 +3,7 @@
 Imports torch for types only.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from .grammar.compiler import CompiledGrammar
+    from .rounded_kv import RoundedBlock
 
 FinishReason = Literal["stop", "length", "abort"]
 KVDtype = Literal["auto", "int8", "fp8"]
@@ -34,8 +35,24 @@ class KVBlock:
         return self.k.shape[1]
 
     @property
+    def tensors(self) -> "tuple[Tensor, ...]":
+        return self.k, self.v
+
+    @property
     def nbytes(self) -> int:
-        return self.k.nbytes + self.v.nbytes
+        return sum(tensor.nbytes for tensor in self.tensors)
+
+    def mapped(self, change: "Callable[[Tensor], Tensor]") -> "KVBlock":
+        """The block of what `change` makes of each tensor."""
+        return KVBlock(change(self.k), change(self.v))
+
+    def part(self, start: int, stop: int | None = None) -> "KVBlock":
+        """Views of some of the tokens."""
+        return self.mapped(lambda tensor: tensor[:, start:stop])
+
+    def widened(self) -> "KVBlock":
+        """What it stands for in a floating dtype: itself."""
+        return self
 
 
 class RowSelector(Protocol):
@@ -86,7 +103,7 @@ class ReusedSpan:
     """
 
     start: int
-    kv: KVBlock
+    kv: "KVBlock | RoundedBlock"
     position: int | None = None
 
     @property

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from promptsluice.backend_engine.batch import RequestRows
     from promptsluice.backend_engine.probe import Probe
     from promptsluice.kv_reuse import Repair
+    from promptsluice.kv_reuse.rounding import ChunkDtype
 
 Window = tuple[float, float]
 Looks = dict[tuple[str, Window, float], Tensor]
@@ -59,9 +60,10 @@ class Bench:
             model.spec, pages=together * self.width, page_size=PAGE, dtype=self.decoder.dtype, device=self.device
         )
 
-    def chunks(self, case: "Case", anchor: str) -> list["KVBlock"]:
-        """Each passage's KV after the anchor, moved to its place in the prompt."""
+    def chunks(self, case: "Case", anchor: str, *, dtype: "ChunkDtype" = "model") -> list["KVBlock"]:
+        """Each passage's KV after the anchor, kept in `dtype`, then moved to its place in the prompt."""
         from promptsluice.kv_reuse import repositioned
+        from promptsluice.kv_reuse.rounding import rounded
 
         before, blocks = case.anchors[anchor], []
         for first in range(0, len(case.spans), self.together):
@@ -75,6 +77,7 @@ class Bench:
             self._forward(parts)
             for number, (start, length) in enumerate(spans):
                 kv = self.pool.read(self._slots(number, len(before), len(before) + length))
+                kv = rounded(kv, dtype).widened()
                 blocks.append(repositioned(kv, self.decoder.ropes, old=len(before), new=start))
         return blocks
 

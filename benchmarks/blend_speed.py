@@ -5,10 +5,11 @@ Run: python benchmarks/blend_speed.py --shape llama-8b [--prompts 4096,8192,1600
 
 A prompt is 64 tokens, chunks in a fresh order, and a question of 32 tokens. Each way gets the same prompt in turn: full
 prefill, then the chunks from RAM and from disk (files as the operating system's cache has them). A time to first token
-begins before the lookup. Chunks are computed bare, by the engine; with `--shape` weights are random, so texts mean
-nothing and speed is real. The floor of a full prefill is its operations over the measured product rate; that of a blend
-the larger of the computed rows' operations, the question's rows twice, and the chunks' bytes over the measured rate of
-copies to the device. With `--requests`, so many prompts come at once: the mean time to their first tokens.
+begins before the lookup. Chunks are computed bare, by the engine, and kept in `--dtype`; with `--shape` weights are
+random, so texts mean nothing and speed is real. The floor of a full prefill is its operations over the measured product
+rate; that of a blend the larger of the computed rows' operations, the question's rows twice, and the chunks' bytes over
+the measured rate of copies to the device. With `--requests`, so many prompts come at once: the mean time to their first
+tokens.
 """
 
 import argparse
@@ -28,10 +29,12 @@ from promptsluice.backend_engine.hub import resolve
 from promptsluice.backend_engine.loader import LoadedModel, load_model
 from promptsluice.backend_engine.model import Decoder
 from promptsluice.backend_engine.options import EngineOptions
+from promptsluice.backend_engine.rounded_kv import Block
 from promptsluice.backend_engine.spec import ModelSpec, spec_from_config
-from promptsluice.backend_engine.types import GenerationRequest, KVBlock, SamplingParams
+from promptsluice.backend_engine.types import GenerationRequest, SamplingParams
 from promptsluice.backend_engine.weights import load_weights
 from promptsluice.kv_reuse import KeySpace, Reuser, StoredChunk, open_store
+from promptsluice.kv_reuse.rounding import ChunkDtype, chosen_dtype, chunk_fingerprint, rounded
 from rich.console import Console
 from rich.table import Table
 
@@ -81,20 +84,26 @@ def loaded(shape: str | None, name: str) -> LoadedModel:
 class Bench:
     """The engine, and chunks of one length with their KV."""
 
-    def __init__(self, model: LoadedModel, engine: Engine, *, tokens: int, most: int) -> None:
+    def __init__(self, model: LoadedModel, engine: Engine, *, tokens: int, most: int, dtype: ChunkDtype) -> None:
         self.spec = model.spec
         self._model = model
         self._engine = engine
+        self._dtype: ChunkDtype = chosen_dtype(dtype, model.decoder.device.type)
         self._draw = random.Random(0)
         self.chunks = [tuple(random_ids(tokens, model.spec)) for _ in range((most - HEAD - QUESTION) // tokens)]
         self._stored = [StoredChunk(ids, self._computed(ids)) for ids in self.chunks]
 
-    def _computed(self, ids: tuple[int, ...]) -> KVBlock:
+    def _computed(self, ids: tuple[int, ...]) -> Block:
         sink = Sink()
         self._engine.add(GenerationRequest(ids=ids, sampling=SamplingParams(max_tokens=0), keep_kv=True), sink)
         drained(self._engine, [sink])
         assert sink.result is not None and sink.result.kv is not None
-        return KVBlock(sink.result.kv.k.cpu(), sink.result.kv.v.cpu())
+        return rounded(sink.result.kv, self._dtype).mapped(lambda part: part.cpu())
+
+    @property
+    def token_bytes(self) -> float:
+        """Of a stored token's keys and values."""
+        return self._stored[0].kv.nbytes / len(self.chunks[0])
 
     @contextmanager
     def reuser(self, tier: str) -> Iterator[Reuser]:
@@ -103,13 +112,13 @@ class Bench:
         with tempfile.TemporaryDirectory() as folder:
             budgets = {"ram": size} if tier == "RAM" else {"disk": size, "path": Path(folder)}
             store = open_store(**budgets, on=self._model.decoder.device.type)
-            space = KeySpace(self._model.fingerprint, "")
+            space = KeySpace(chunk_fingerprint(self._model.fingerprint, self._dtype), "")
             for chunk in self._stored:
                 assert store.put(space.key(chunk.ids), chunk), tier
             store.flush()
             yield Reuser(
                 Unused(), store, spec=self.spec, fingerprint=self._model.fingerprint,
-                device=self._model.decoder.device.type,
+                device=self._model.decoder.device.type, dtype=self._dtype,
             )  # fmt: skip
 
     def prompt(self, total: int) -> tuple[list[int], list[tuple[int, int]]]:
@@ -149,13 +158,12 @@ def operations(spec: ModelSpec, rows: int, *, keys: float) -> float:
     return spec.layers * rows * (2 * matrices + 4 * spec.heads * spec.head_dim * keys)
 
 
-def floors(model: LoadedModel, total: int, rates: Rates) -> tuple[float, float]:
-    """Milliseconds of a full prefill and of a blend."""
+def floors(model: LoadedModel, total: int, rates: Rates, *, chunk_bytes: float) -> tuple[float, float]:
+    """Milliseconds of a full prefill and of a blend; `chunk_bytes` are a stored token's."""
     spec, rest = model.spec, HEAD + QUESTION
-    bytes_of_token = 2 * spec.layers * spec.kv_heads * spec.head_dim * model.decoder.dtype.itemsize
     full = operations(spec, total, keys=total / 2) / rates.product
     rows = RATIO * (total - rest) + 2 * rest
-    loads = (total - rest) * bytes_of_token / rates.copy if model.decoder.device.type == "cuda" else 0.0
+    loads = (total - rest) * chunk_bytes / rates.copy if model.decoder.device.type == "cuda" else 0.0
     return full * 1e3, max(loads, operations(spec, int(rows), keys=total / 2) / rates.product) * 1e3
 
 
@@ -167,6 +175,7 @@ def main() -> None:
     parser.add_argument("--chunks", default="512,1024")
     parser.add_argument("--requests", type=int, default=1, help="prompts that come at once")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--dtype", choices=("auto", "model", "int8", "fp8"), default="auto", help="of the chunks")
     options = parser.parse_args()
     totals, lengths = ([int(one) for one in text.split(",")] for text in (options.prompts, options.chunks))
     model = loaded(options.shape, options.model)
@@ -179,13 +188,13 @@ def main() -> None:
     where = torch.cuda.get_device_name() if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
     console.print(
         f"{where}, torch {torch.__version__}, {options.shape or options.model}: product {found.product / 1e12:.2f} "
-        f"TFLOP/s, copies to the device {found.copy / 1e9:.1f} GB/s; {options.requests} requests at once, "
-        f"medians of {options.rounds}"
+        f"TFLOP/s, copies to the device {found.copy / 1e9:.1f} GB/s; chunks kept as {options.dtype}; "
+        f"{options.requests} requests at once, medians of {options.rounds}"
     )
     columns = ("full ms", "floor", "RAM ms", "times", "disk ms", "times", "blend's floor")
     table = Table("prompt", "chunk", *columns)
     for length in lengths:
-        bench = Bench(model, engine, tokens=length, most=max(totals))
+        bench = Bench(model, engine, tokens=length, most=max(totals), dtype=options.dtype)
         with bench.reuser("RAM") as ram, bench.reuser("disk") as disk:
             for total in totals:
                 times: dict[str, list[float]] = {"full": [], "RAM": [], "disk": []}
@@ -194,7 +203,8 @@ def main() -> None:
                     for name, reuser in (("full", None), ("RAM", ram), ("disk", disk)):
                         times[name].append(bench.ttft_ms(prompts, reuser))
                 ms = {name: statistics.median(taken[1:]) for name, taken in times.items()}
-                full, blend = (floor * (options.requests + 1) / 2 for floor in floors(model, total, found))
+                each = floors(model, total, found, chunk_bytes=bench.token_bytes)
+                full, blend = (floor * (options.requests + 1) / 2 for floor in each)
                 table.add_row(
                     f"{total}", f"{length}", f"{ms['full']:.1f}", f"{full:.1f}", f"{ms['RAM']:.1f}",
                     f"{ms['full'] / ms['RAM']:.2f}", f"{ms['disk']:.1f}", f"{ms['full'] / ms['disk']:.2f}",

@@ -10,15 +10,16 @@ from typing import NamedTuple
 
 from ..backend_engine.rope import LayerRopes
 from ..backend_engine.spec import ModelSpec
-from ..backend_engine.types import KVBlock, Reuse, ReusedSpan
+from ..backend_engine.types import Reuse, ReusedSpan
 from ..prompt.errors import BadRequest
 from .anchors import BARE, Anchor, Anchors
 from .cuts import Breaks
 from .finding import Finder, Span
 from .index import Match
-from .keys import KeySpace
+from .keys import ChunkKey, KeySpace
 from .recompute import prefill_flops
 from .reposition import repositioned, require_movable
+from .rounding import ChunkDtype, chosen_dtype, chunk_fingerprint, chunk_fingerprints
 from .selectors import AUTO, Repair
 from .store import ChunkStore, StoredChunk, TierStats
 from .warm import Ids, Prefiller, Warmer, WarmReport
@@ -65,7 +66,8 @@ class Reuser:
 
     `salt` separates tenants; a call may name another one than the reuser's own. `sinks` are anchors that serve any
     prompt, best first. Chunks under `min_tokens` are neither looked up nor stored: loading and moving them costs about
-    what computing them does. `breaks` says behind which tokens text may be cut (see Finder).
+    what computing them does. `breaks` says behind which tokens text may be cut (see Finder). Chunks are kept in
+    `dtype`; those of another one are not found. `fingerprint` is that of the model's KV.
     Raises ConfigError for a model whose rope type cannot be moved. All methods block on the store or on the engine:
     call them from worker threads.
     """
@@ -82,9 +84,13 @@ class Reuser:
         min_tokens: int = 32,
         breaks: Breaks | None = None,
         device: str = "cpu",
+        dtype: ChunkDtype = "auto",
     ) -> None:
         require_movable(spec.ropes)
         assert min_tokens >= 1, min_tokens
+        dtype = chosen_dtype(dtype, device)
+        self._kinds = chunk_fingerprints(fingerprint)
+        fingerprint = chunk_fingerprint(fingerprint, dtype)
         self._store = store
         self._loaders = ThreadPoolExecutor(_LOADERS, thread_name_prefix="chunk-load")  # they end with the reuser
         self.finder = Finder(store, fingerprint=fingerprint, breaks=breaks, shortest=min_tokens)
@@ -99,6 +105,7 @@ class Reuser:
             store,
             fewest=min_tokens,
             most=spec.max_context,
+            dtype=dtype,
             flops=lambda tokens, before: prefill_flops(spec, tokens, before=before),
             on_stored=lambda ids, space: self.finder.know(ids, salt=space.salt),
         )
@@ -132,9 +139,7 @@ class Reuser:
         fitting = self._anchors.fitting(ids, anchors, before=places[0].start)
         wanted = self._anchors.worth(fitting, salt=space.salt)
         chunks = list(dict.fromkeys(place.chunk for place in places))
-        load = partial(self._best, space, anchors=fitting)
-        found_kv = self._loaders.map(load, chunks) if len(chunks) > 1 else map(load, chunks)
-        stored = dict(zip(chunks, found_kv, strict=True))
+        stored = self._loaded(chunks, space, fitting)
         placed: list[ReusedSpan] = []
         hits: list[SpanHit] = []
         for place in places:
@@ -180,12 +185,13 @@ class Reuser:
         )
 
     def forget(self, chunks: Sequence[Sequence[int]], *, salt: str | None = None) -> int:
-        """Delete the KV of `chunks`, under whatever anchors; how many chunks there were."""
-        space = self._space(salt)
+        """Delete the KV of `chunks`, under whatever anchors and in whatever dtypes; how many chunks there were."""
+        salt = self._space(salt).salt
+        spaces = [KeySpace(kind, salt) for kind in self._kinds]
         distinct = {tuple(chunk) for chunk in chunks}
         for ids in distinct:
-            self.finder.forget(ids, salt=space.salt)
-        return sum(self._store.delete(space.key(ids)) > 0 for ids in distinct)
+            self.finder.forget(ids, salt=salt)
+        return sum(sum(self._store.delete(space.key(ids)) for space in spaces) > 0 for ids in distinct)
 
     def stats(self) -> tuple[TierStats, ...]:
         """The store's counters, fastest tier first."""
@@ -220,9 +226,17 @@ class Reuser:
     def _worth(self, tokens: int) -> bool:
         return self._min_tokens <= tokens <= self._spec.max_context
 
-    def _best(self, space: KeySpace, ids: Ids, anchors: Sequence[Anchor]) -> _Found | None:
-        """The chunk under the first of `anchors` that is stored. A chunk that is nowhere counts as one miss."""
-        keys = [space.key(ids, anchor=anchor) for anchor in anchors]
+    def _loaded(self, chunks: Sequence[Ids], space: KeySpace, anchors: Sequence[Anchor]) -> dict[Ids, "_Found | None"]:
+        """The best of each chunk. What has to be waited for is read beside each other, what is in memory is not."""
+        keys = {ids: space.keys(ids, anchors=anchors) for ids in chunks}
+        found = {ids: self._best(ids, keys[ids]) for ids in chunks if self._store.at_hand(keys[ids][0])}
+        slow = [ids for ids in chunks if ids not in found]
+        best = partial(map, self._best) if len(slow) < 2 else partial(self._loaders.map, self._best)
+        found.update(zip(slow, best(slow, [keys[ids] for ids in slow]), strict=True))
+        return {ids: found[ids] for ids in chunks}
+
+    def _best(self, ids: Ids, keys: Sequence[ChunkKey]) -> _Found | None:
+        """The chunk under the first of `keys` that is stored. A chunk that is nowhere counts as one miss."""
         there = [rank for rank, key in enumerate(keys) if self._store.contains(key)]
         for rank in there or [0]:
             chunk = self._store.get(keys[rank])
@@ -232,12 +246,11 @@ class Reuser:
         return None
 
     def _placed(self, chunk: StoredChunk, place: Match, tokens: int) -> ReusedSpan:
-        part = slice(place.offset, place.offset + tokens)
-        block = KVBlock(chunk.kv.k[:, part], chunk.kv.v[:, part])
+        block = chunk.kv.part(place.offset, place.offset + tokens)
         old = chunk.position + place.offset
         if self._ropes.device.type != "cpu":  # there the engine moves it, layer by layer beside its steps
             return ReusedSpan(place.start, block, old)
-        return ReusedSpan(place.start, repositioned(block, self._ropes, old=old, new=place.start))
+        return ReusedSpan(place.start, repositioned(block.widened(), self._ropes, old=old, new=place.start))
 
 
 def _whole(ids: Sequence[int], span: Span) -> Match:

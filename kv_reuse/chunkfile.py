@@ -1,8 +1,8 @@
 """One chunk as bytes: the safetensors format with metadata that lets a reader trust nothing but what it checks.
 
-Tensors `k`, `v` [layers, tokens, kv_heads, head_dim] and `ids` int32 [tokens]. Metadata: format version, key, anchor,
-model fingerprint, token count, position of the first token, what computing it again takes, and the XXH3-128 checksum of
-all of these and the tensors' bytes.
+Tensors `k`, `v` [layers, tokens, kv_heads, head_dim] and `ids` int32 [tokens]; of a rounded chunk also `k_scales` and
+`v_scales` [layers, tokens, kv_heads]. Metadata: format version, key, anchor, model fingerprint, token count, position
+of the first token, what computing it again takes, and the XXH3-128 checksum of all of these and the tensors' bytes.
 """
 
 import json
@@ -15,6 +15,7 @@ import torch
 import xxhash
 from torch import Tensor
 
+from ..backend_engine.rounded_kv import Block, RoundedBlock
 from ..backend_engine.types import KVBlock
 from .keys import FORMAT_VERSION, ChunkKey, ids_from_bytes, ids_to_bytes
 from .store import StoredChunk
@@ -28,6 +29,7 @@ _DTYPES = {
     "I32": torch.int32,
     "I8": torch.int8,
 }
+_PLAIN, _ROUNDED = ("k", "v"), ("k", "v", "k_scales", "v_scales")  # the names of a block's tensors, in their order
 
 
 class DamagedChunk(Exception):
@@ -37,7 +39,8 @@ class DamagedChunk(Exception):
 def encode(key: ChunkKey, chunk: StoredChunk) -> bytes:
     """The whole file of a chunk."""
     ids = torch.frombuffer(bytearray(ids_to_bytes(chunk.ids)), dtype=torch.int32)
-    tensors = {"ids": ids, "k": chunk.kv.k.to("cpu").contiguous(), "v": chunk.kv.v.to("cpu").contiguous()}
+    parts = zip(_names(chunk.kv), chunk.kv.tensors, strict=True)
+    tensors = {"ids": ids, **{name: part.to("cpu").contiguous() for name, part in parts}}
     metadata = _metadata(key, chunk.position, chunk.flops)
     return safetensors.torch.save(tensors, metadata | {"checksum": _checksum(metadata, tensors)})
 
@@ -59,10 +62,22 @@ def decode(data: bytes | Tensor, *, key: ChunkKey) -> StoredChunk:
     for name, value in expected.items():
         if header.get(name) != value:
             raise DamagedChunk(f"{name} is {header.get(name)!r}, not {value!r}")
-    if set(tensors) != {"ids", "k", "v"} or header.get("checksum") != _checksum(expected, tensors):
+    if not {"ids", *_PLAIN} <= set(tensors) or header.get("checksum") != _checksum(expected, tensors):
         raise DamagedChunk("the checksum does not match the content")
-    kv = KVBlock(tensors["k"], tensors["v"])
-    return StoredChunk(tuple(tensors["ids"].tolist()), kv, int(position), flops=_flops(header))
+    ids, kv = tuple(tensors.pop("ids").tolist()), _block(tensors)
+    return StoredChunk(ids, kv, int(position), flops=_flops(header))
+
+
+def _names(block: Block) -> tuple[str, ...]:
+    return _ROUNDED if isinstance(block, RoundedBlock) else _PLAIN
+
+
+def _block(tensors: dict[str, Tensor]) -> Block:
+    if set(tensors) == set(_PLAIN):
+        return KVBlock(*(tensors[name] for name in _PLAIN))
+    if set(tensors) == set(_ROUNDED):
+        return RoundedBlock(*(tensors[name] for name in _ROUNDED))
+    raise DamagedChunk(f"it has the tensors {', '.join(sorted(tensors))}")
 
 
 def _opened(raw: Tensor) -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -2,9 +2,10 @@
 
 import hashlib
 import struct
+import sys
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 FORMAT_VERSION = 3
 """Version of the key and of the file format; a new one makes every older entry a miss."""
@@ -48,6 +49,11 @@ class KeySpace:
         """
         return ChunkKey(self._digest(ids), self.fingerprint, len(ids), self._digest(anchor) if anchor else "")
 
+    def keys(self, ids: Sequence[int], *, anchors: Sequence[Sequence[int]]) -> list[ChunkKey]:
+        """The keys of one chunk after each of some anchors."""
+        first = self.key(ids)
+        return [replace(first, anchor=self._digest(anchor) if anchor else "") for anchor in anchors]
+
     def _digest(self, ids: Sequence[int]) -> str:
         digest = hashlib.blake2b(digest_size=32, person=b"promptsluice-kv")
         digest.update(struct.pack("<I", FORMAT_VERSION))
@@ -63,7 +69,9 @@ def ids_to_bytes(ids: Sequence[int]) -> bytes:
     """Token ids as little-endian int32, the form that is hashed and stored."""
     values = array("i", ids)
     assert values.itemsize == 4, f"a C int has {values.itemsize} bytes here"
-    return struct.pack(f"<{len(values)}i", *values)
+    if sys.byteorder == "big":
+        values.byteswap()
+    return values.tobytes()
 
 
 def ids_from_bytes(raw: bytes) -> tuple[int, ...]:

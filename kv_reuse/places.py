@@ -4,17 +4,17 @@ from abc import ABC, abstractmethod
 
 import torch
 
-from ..backend_engine.types import KVBlock
+from ..backend_engine.rounded_kv import Block
 
 
 class Place(ABC):
     """A kind of memory. For any thread."""
 
     @abstractmethod
-    def held(self, kv: KVBlock) -> KVBlock:
+    def held(self, kv: Block) -> Block:
         """The same KV in this memory, on its own where it was not there before; it has arrived when this returns."""
 
-    def nbytes(self, kv: KVBlock) -> int:
+    def nbytes(self, kv: Block) -> int:
         """How many bytes it takes here."""
         return kv.nbytes
 
@@ -22,18 +22,18 @@ class Place(ABC):
 class Host(Place):
     """The host's memory; what is there already is shared."""
 
-    def held(self, kv: KVBlock) -> KVBlock:
-        return KVBlock(kv.k.to("cpu"), kv.v.to("cpu"))
+    def held(self, kv: Block) -> Block:
+        return kv.mapped(lambda part: part.to("cpu"))
 
 
 class Pinned(Place):
     """Page-locked host memory, from which a GPU copies on its own; each tensor takes the next power of two of bytes."""
 
-    def held(self, kv: KVBlock) -> KVBlock:
-        return KVBlock(*(part.to("cpu").contiguous().pin_memory() for part in (kv.k, kv.v)))
+    def held(self, kv: Block) -> Block:
+        return kv.mapped(lambda part: part.to("cpu").contiguous().pin_memory())
 
-    def nbytes(self, kv: KVBlock) -> int:
-        return sum(1 << (part.nbytes - 1).bit_length() for part in (kv.k, kv.v) if part.nbytes)
+    def nbytes(self, kv: Block) -> int:
+        return sum(1 << (part.nbytes - 1).bit_length() for part in kv.tensors if part.nbytes)
 
 
 class OnDevice(Place):
@@ -42,8 +42,8 @@ class OnDevice(Place):
     def __init__(self, device: str) -> None:
         self._device = torch.device(device)
 
-    def held(self, kv: KVBlock) -> KVBlock:
-        placed = KVBlock(kv.k.to(self._device), kv.v.to(self._device))
+    def held(self, kv: Block) -> Block:
+        placed = kv.mapped(lambda part: part.to(self._device))
         if self._device.type == "cuda":
             torch.cuda.current_stream(self._device).synchronize()
         return placed

@@ -78,6 +78,9 @@ class RamStore(ChunkStore):
         with self._lock:
             return key in self._chunks
 
+    def at_hand(self, key: ChunkKey) -> bool:
+        return self.contains(key)
+
     def delete(self, key: ChunkKey) -> int:
         with self._lock:
             return sum(self._drop(other) for other in list(self._chunks) if other.digest == key.digest)

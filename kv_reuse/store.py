@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ..backend_engine.types import KVBlock
+from ..backend_engine.rounded_kv import Block
 from .keys import ChunkKey
 
 
@@ -21,7 +21,7 @@ class StoredChunk:
     """
 
     ids: tuple[int, ...]
-    kv: KVBlock
+    kv: Block
     position: int = 0
     tier: str = ""
     flops: float = 0.0
@@ -86,6 +86,10 @@ class ChunkStore(ABC):
     @abstractmethod
     def contains(self, key: ChunkKey) -> bool:
         """Whether `get` would probably hit; reads no KV, changes neither order nor counters."""
+
+    def at_hand(self, key: ChunkKey) -> bool:
+        """Whether `get` would take no longer than a look into memory."""
+        return False
 
     @abstractmethod
     def delete(self, key: ChunkKey) -> int:

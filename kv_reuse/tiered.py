@@ -52,6 +52,9 @@ class TieredStore(ChunkStore):
     def contains(self, key: ChunkKey) -> bool:
         return self._memory.contains(key) or self._below.contains(key)
 
+    def at_hand(self, key: ChunkKey) -> bool:
+        return self._memory.at_hand(key)
+
     def delete(self, key: ChunkKey) -> int:
         with self._lock:
             self._only_here = {other for other in self._only_here if other.digest != key.digest}
@@ -99,6 +102,9 @@ class BackedStore(ChunkStore):
 
     def contains(self, key: ChunkKey) -> bool:
         return self._first.contains(key) or self._second.contains(key)
+
+    def at_hand(self, key: ChunkKey) -> bool:
+        return self._first.at_hand(key)
 
     def delete(self, key: ChunkKey) -> int:
         return self._first.delete(key) + self._second.delete(key)

@@ -6,10 +6,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from ..backend_engine.rounded_kv import Block
 from ..backend_engine.types import GenerationRequest, KVBlock, Result, Reuse, ReusedSpan, SamplingParams
 from ..prompt.errors import ContextTooLong, Overloaded
 from .anchors import Anchor
 from .keys import ChunkKey, KeySpace
+from .rounding import ChunkDtype, rounded
 from .store import ChunkStore, StoredChunk
 
 Ids = tuple[int, ...]
@@ -49,17 +51,20 @@ class Warmer:
         *,
         fewest: int,
         most: int,
+        dtype: ChunkDtype = "model",
         flops: Callable[[int, int], float] = lambda tokens, before: 0.0,
         on_stored: Callable[[Ids, KeySpace], object] = lambda ids, space: None,
     ) -> None:
-        """`fewest` tokens of a chunk are worth keeping; with its anchor it has at `most` so many. `flops` is what
-        computing so many tokens behind others takes; `on_stored` is told of each chunk that the store has."""
+        """`fewest` tokens of a chunk are worth keeping; with its anchor it has at `most` so many. Chunks are kept in
+        `dtype`, not `auto`. `flops` is what computing so many tokens behind others takes; `on_stored` is told of each
+        chunk that the store has."""
         self._flops = flops
         self._on_stored = on_stored
         self._service = service
         self._store = store
         self._fewest = fewest
         self._most = most
+        self._dtype: ChunkDtype = dtype
         self._computing: set[ChunkKey] = set()
         self._anchors: OrderedDict[Anchor, KVBlock] = OrderedDict()  # least recently used first
         self._lock = threading.Lock()
@@ -120,7 +125,7 @@ class Warmer:
     def _kept(self, key: ChunkKey, chunk: StoredChunk) -> str:
         return "computed" if self._store.put(key, chunk) else "refused"
 
-    def _computed(self, chunks: Sequence[Ids], anchor: Anchor, priority: int) -> list[KVBlock | None]:
+    def _computed(self, chunks: Sequence[Ids], anchor: Anchor, priority: int) -> list[Block | None]:
         """Each chunk's KV after the anchor, on the CPU; None for what the engine's memory has no room for."""
         if not chunks:
             return []
@@ -133,7 +138,7 @@ class Warmer:
             if len(chunks) == 1:  # the engine's KV memory holds less than the model's context
                 return [None]
             return [kv for ids in chunks for kv in self._computed([ids], anchor, priority)]
-        return [_owned(result, skip=len(anchor)) for result in results]
+        return [_owned(result, skip=len(anchor), dtype=self._dtype) for result in results]
 
     def _kv_of(self, anchor: Anchor, priority: int) -> KVBlock:
         """The anchor's own KV, so that it is not computed again for each chunk."""
@@ -163,10 +168,10 @@ def _request(ids: Ids, before: KVBlock | None, priority: int) -> GenerationReque
     )
 
 
-def _owned(result: Result, *, skip: int) -> KVBlock:
-    """The KV behind the first `skip` tokens, on the CPU, in memory of its own: [layers, tokens, kv_heads, head_dim]."""
+def _owned(result: Result, *, skip: int, dtype: ChunkDtype) -> Block:
+    """The KV behind the first `skip` tokens in `dtype`, on the CPU, in memory of its own."""
     assert result.kv is not None, "the engine was asked for the KV"
-    return KVBlock(*(part[:, skip:].to("cpu").clone().contiguous() for part in (result.kv.k, result.kv.v)))
+    return rounded(result.kv.part(skip), dtype).mapped(lambda part: part.to("cpu").clone().contiguous())
 
 
 def _batches(chunks: Sequence[Ids]) -> Iterator[list[Ids]]:

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from ...backend_engine.text_scoring import Scores
     from ...backend_engine.types import Result
     from ...kv_reuse.gate import Standing
+    from ...kv_reuse.rounding import ChunkDtype
     from ...kv_reuse.store import ChunkStore
     from .decisions import Learn
     from .engine_room import EngineRoom, Tokens
@@ -53,7 +54,7 @@ class EmbeddedBackend(Backend):
     """Answers with a model in this process. `path` finds its files, `store` opens the chunk store; both may block.
 
     `salts` keep tenants' chunks apart, as the file in force has it; `prefixes` is the folder of the prefix cache's disk
-    tier, where there is one; `standings` that of what blending was seen to lose.
+    tier, where there is one; `standings` that of what blending was seen to lose. Chunks are kept in `chunk_dtype`.
     """
 
     kv_reuse = True
@@ -68,10 +69,12 @@ class EmbeddedBackend(Backend):
         salts: Callable[[], Salts] = Salts,
         prefixes: Path | None = None,
         standings: Path | None = None,
+        chunk_dtype: "ChunkDtype" = "auto",
     ) -> None:
         super().__init__(name)
         self._salts = salts
         self._spec = spec
+        self._chunk_dtype: ChunkDtype = chunk_dtype
         self._path = path
         self._store = store
         self._prefixes = prefixes
@@ -325,6 +328,7 @@ class EmbeddedBackend(Backend):
                     store=self._store(),
                     prefixes=self._prefixes,
                     standings=self._standings,
+                    chunk_dtype=self._chunk_dtype,
                 )
                 self._room.control.start()
             return self._room

@@ -31,6 +31,7 @@ from ...kv_reuse.anchors import FILLER, Anchor
 from ...kv_reuse.blend import Reuser
 from ...kv_reuse.calibration import measured
 from ...kv_reuse.cuts import Breaks, breaks_of
+from ...kv_reuse.rounding import ChunkDtype
 from ...kv_reuse.store import ChunkStore
 from ...policies.schema import EmbeddedBackend
 from ...prompt import BadRequest, ConfigError, Prompt, Segment
@@ -78,9 +79,11 @@ class EngineRoom:
         store: ChunkStore,
         prefixes: Path | None = None,
         standings: Path | None = None,
+        chunk_dtype: ChunkDtype = "auto",
     ) -> Self:
         """Load the model and start its thread; takes seconds. ModelUnavailable or ConfigError where that is
         impossible. `prefixes` is the folder of evicted prefixes, `standings` that of what blending was seen to lose.
+        Chunks are kept in `chunk_dtype`.
         """
         if spec.threads is not None:
             torch.set_num_threads(spec.threads)
@@ -112,6 +115,7 @@ class EngineRoom:
                 sinks=[sink],
                 breaks=breaks_in(model.tokenizer),
                 device=device,
+                dtype=chunk_dtype,
             ),
             control=ReuseControl(
                 service, fingerprint=model.fingerprint, folder=standings, measured=_measured(model.decoder)

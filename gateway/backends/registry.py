@@ -31,6 +31,7 @@ def _make(policy_set: PolicySet, rooms: Rooms, name: str) -> Backend:
             salts=rooms.salts,
             prefixes=policy_set.prefix_cache_path(spec),
             standings=policy_set.kv_cache_path if policy_set.kv_cache.disk else None,
+            chunk_dtype=policy_set.kv_cache.chunk_dtype,
         )
     from .openai import UpstreamBackend
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from ...kv_reuse import ChunkStore
     from ...kv_reuse.gate import Interval
+    from ...kv_reuse.rounding import ChunkDtype
     from ...policies import EmbeddedBackend, PolicySet
 
 app = typer.Typer(help="Stored KV of chunks.", no_args_is_help=True)
@@ -78,7 +79,7 @@ def warmed(policies: "PolicySet", collection: str, texts: "Sequence[str]") -> st
 
     store, hub = lasting_store(policies), hub_of(policies)
     return "\n".join(
-        f"{name}: {_warmed(spec, hub.resolve(spec.model), store, texts, salt)}"
+        f"{name}: {_warmed(spec, hub.resolve(spec.model), store, texts, salt, policies.kv_cache.chunk_dtype)}"
         for name, spec in _embedded(policies).items()
     )
 
@@ -91,6 +92,7 @@ def forgotten(policies: "PolicySet", collection: str, texts: "Sequence[str]") ->
     from ...backend_engine.loader import fingerprint_of
     from ...backend_engine.rounded_kv import kv_fingerprint
     from ...kv_reuse import KeySpace
+    from ...kv_reuse.rounding import chunk_fingerprints
     from ...prompt import ModelUnavailable
     from ..backends.engine_room import device_of
     from ..salts import Salts
@@ -107,9 +109,9 @@ def forgotten(policies: "PolicySet", collection: str, texts: "Sequence[str]") ->
         tokenizer = ChatTokenizer(path)
         chunks = [tokenizer.encode_plain(text) for text in texts]
         for salt in Salts.of(policies).everywhere(collection):
-            space = KeySpace(kv_fingerprint(fingerprint, spec.kv_dtype), salt)
-            for ids in chunks:
-                store.delete(space.key(ids))
+            for kind in chunk_fingerprints(kv_fingerprint(fingerprint, spec.kv_dtype)):
+                for ids in chunks:
+                    store.delete(KeySpace(kind, salt).key(ids))
 
 
 def _show_blends(folder: Path) -> None:
@@ -142,10 +144,17 @@ def _embedded(policies: "PolicySet") -> "dict[str, EmbeddedBackend]":
     return {name: spec for name, spec in policies.backends.items() if isinstance(spec, EmbeddedBackend)}
 
 
-def _warmed(spec: "EmbeddedBackend", path: Path, store: "ChunkStore", texts: "Sequence[str]", salt: str) -> str:
+def _warmed(
+    spec: "EmbeddedBackend",
+    path: Path,
+    store: "ChunkStore",
+    texts: "Sequence[str]",
+    salt: str,
+    chunk_dtype: "ChunkDtype",
+) -> str:
     from ..backends.engine_room import EngineRoom
 
-    room = EngineRoom.open(spec, path=path, store=store)
+    room = EngineRoom.open(spec, path=path, store=store, chunk_dtype=chunk_dtype)
     try:
         ids = [room.tokenizer.encode_plain(text) for text in texts]
         with bars(unit="chunks") as shown:

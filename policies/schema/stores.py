@@ -1,5 +1,7 @@
 """The sections `kv_cache`, `collections` and `models`: what is kept, and where."""
 
+from typing import Literal
+
 from ..fields import EnvironmentName, Items, RedisURL, Seconds, Text
 from ..sizes import Bytes
 from .base import Spec
@@ -21,7 +23,8 @@ class SharedCacheSpec(Spec):
 class KVCacheSpec(Spec):
     """The chunk store: `device` (a GPU's memory), `ram` and `disk` are its byte budgets, 0 turns a tier off.
 
-    `shared` is behind all of them.
+    `shared` is behind all of them. `chunk_dtype` is how chunks are kept: as the model computes them, in 8 bits, or
+    (`auto`) the one on a CPU and int8 on a GPU.
     """
 
     device: Bytes = 0
@@ -29,6 +32,7 @@ class KVCacheSpec(Spec):
     disk: Bytes = 4 * 2**30
     path: Text | None = None
     shared: SharedCacheSpec | None = None
+    chunk_dtype: Literal["auto", "model", "int8", "fp8"] = "auto"
 
 
 class CollectionsSpec(Spec):

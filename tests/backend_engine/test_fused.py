@@ -7,6 +7,9 @@ import pytest
 import torch
 from promptsluice.backend_engine.fused import FusedOps, HeadTurn, TorchOps
 from promptsluice.backend_engine.native import NativeOps, NativePrefill, Unavailable, native_library
+from promptsluice.backend_engine.probe import Probe
+from promptsluice.backend_engine.rounded_kv import RoundedBlock, RoundedKV, Stored
+from promptsluice.backend_engine.rounded_kv import rounded as in_rows
 from promptsluice.backend_engine.span_rows import SpanRows
 from promptsluice.backend_engine.types import KVBlock
 
@@ -101,11 +104,62 @@ def test_placed(triton_ops: FusedOps, heads: int, dim: int) -> None:
     places = torch.randperm(slots, device=DEVICE)[:179]
     for layer in range(layers):
         pools = [torch.full((2, slots, heads, dim), 7.0, device=DEVICE) for _ in range(2)]
-        TorchOps().placed(rows, layer, (turn[0], turn[1]), places, (pools[0][0], pools[0][1]))
-        triton_ops.placed(rows, layer, (turn[0], turn[1]), places, (pools[1][0], pools[1][1]))
+        for ops, pool in zip((TorchOps(), triton_ops), pools, strict=True):
+            ops.placed(rows, range(layer, layer + 1), (turn[0], turn[1]), places, [(pool[0], pool[1])])
         close(pools[1], pools[0])
         stored = torch.cat([block.v[layer].to(DEVICE) for block in blocks])
         assert torch.equal(pools[1][1, places], stored) and (pools[1] == 7.0).all(-1).any()
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
+@pytest.mark.parametrize(("heads", "dim"), [(2, 16), (9, 64), (4, 80)])
+def test_placed_from_8_bits(triton_ops: FusedOps, heads: int, dim: int, dtype: torch.dtype) -> None:
+    """Numbers and scales of each row and head, strided or in pinned memory, become what they stand for."""
+    layers, slots, tokens = 3, 300, (90, 43)
+    wide = [KVBlock(*(torch.randn(2, layers, count, heads, dim).to(DEVICE) * 7)) for count in tokens]
+    blocks = [RoundedBlock.of(wide[0], dtype).part(5, 80), RoundedBlock.of(wide[1], dtype).mapped(in_host_memory)]
+    rows = SpanRows.readable(blocks, device=torch.device(DEVICE), dtype=torch.float32)
+    assert rows.rounded and rows.dtype == dtype
+    angle = torch.randn(118, 1, dim // 2, device=DEVICE)
+    turn = torch.cat((angle.cos(), angle.cos()), -1), torch.cat((-angle.sin(), angle.sin()), -1)
+    places = torch.randperm(slots, device=DEVICE)[:118]
+    pools = [torch.full((layers, 2, slots, heads, dim), 7.0, device=DEVICE) for _ in range(2)]
+    for ops, pool in zip((TorchOps(), triton_ops), pools, strict=True):
+        for together in (range(1), range(1, layers)):  # one layer, and two that one kernel reads
+            ops.placed(rows, together, turn, places.int(), [(pool[layer, 0], pool[layer, 1]) for layer in together])
+    close(pools[1], pools[0])
+    stored = torch.cat([block.widened().v.to(DEVICE) for block in blocks], dim=1)
+    assert torch.equal(pools[1][:, 1, places], stored) and (pools[1] == 7.0).all(-1).any()
+
+
+def in_host_memory(part: torch.Tensor) -> torch.Tensor:
+    return part.cpu().pin_memory() if DEVICE == "cuda" else part.cpu()
+
+
+@pytest.mark.parametrize("window", [None, 40])
+@pytest.mark.parametrize("rounded", [None, torch.int8])
+@pytest.mark.parametrize(
+    ("rows", "keys", "heads", "kv_heads", "dim"), [(3, 5, 4, 4, 16), (32, 333, 6, 2, 80), (9, 2200, 14, 1, 64)]
+)
+def test_looked(
+    triton_ops: FusedOps, rows: int, keys: int, heads: int, kv_heads: int, dim: int,
+    rounded: torch.dtype | None, window: int | None,
+) -> None:  # fmt: skip
+    """Some of a step's rows, keys anywhere, windows that hold some of them or none; what was there is added to."""
+    q, k = torch.randn(40, heads, dim, device=DEVICE), torch.randn(keys + 9, kv_heads, dim, device=DEVICE)
+    stored: Stored = k
+    if rounded is not None:
+        stored = RoundedKV.of(in_rows(k, rounded), rounded, kv_heads, dim)
+    visible = torch.arange(keys + 1, keys + 41, dtype=torch.int32, device=DEVICE)
+    slots, chosen = torch.randperm(keys + 9, device=DEVICE)[:keys], torch.randperm(40, device=DEVICE)[:rows]
+    probes = [
+        Probe(rows=chosen, slots=slots, depth=0.0, attention=torch.full((keys,), 0.5, device=DEVICE)) for _ in range(2)
+    ]
+    for probe, ops in zip(probes, (TorchOps(), triton_ops), strict=True):
+        ops.looked(probe, q, stored, visible, scale=0.3, window=window)
+    close(probes[1].attention, probes[0].attention)
+    looking = rows if window is None else int((visible[chosen] - window < keys).sum())
+    assert probes[1].attention.sum().item() == pytest.approx(0.5 * keys + looking * heads, rel=1e-4)
 
 
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])

@@ -15,6 +15,7 @@ from promptsluice.backend_engine.pool import KVPool
 from promptsluice.backend_engine.rope import LayerRopes
 from promptsluice.backend_engine.rounded_kv import (
     MOST,
+    RoundedBlock,
     RoundedKV,
     kv_fingerprint,
     parts,
@@ -68,6 +69,24 @@ def test_rounding(kv_heads: int, dim: int, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+def test_a_block_is_off_by_half_a_step(dtype: torch.dtype) -> None:
+    """Against float64, whatever dtype it was computed in."""
+    for computed in (torch.float32, torch.bfloat16):
+        block = KVBlock(heads(3, 9, 4, 80).to(computed), heads(3, 9, 4, 80).to(computed))
+        kept = RoundedBlock.of(block, dtype)
+        assert (kept.k.dtype, kept.k.shape, kept.tokens) == (dtype, block.k.shape, 9)
+        assert kept.nbytes == 2 * 3 * 9 * 4 * (80 + 4)
+        for x, found in zip(block.tensors, kept.widened().tensors, strict=True):
+            exact = x.double()
+            largest = exact.abs().amax(-1, keepdim=True)
+            most = largest / 254 if dtype == torch.int8 else torch.maximum(exact.abs() / 16, largest / 448 / 1024)
+            assert ((found.double() - exact).abs() <= most * 1.001).all()
+        part = kept.part(2, 6)
+        assert part.tokens == 4 and part.k.data_ptr() == kept.k[:, 2:].data_ptr()
+        assert torch.equal(part.widened().k, kept.widened().k[:, 2:6])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_the_pool(model: LoadedModel, dtype: torch.dtype) -> None:
     spec = model.spec
     pool = KVPool(spec, pages=5, page_size=4, dtype=dtype, device=DEVICE, wide=torch.bfloat16)
@@ -110,7 +129,7 @@ def test_the_kernels_round_as_torch_does(dtype: torch.dtype, normed: bool, place
         bytes_ = torch.full((2, slots, row_bytes(kv_heads, dim)), 7, dtype=torch.uint8, device=DEVICE)
         layer = [RoundedKV.of(half, dtype, kv_heads, dim) for half in bytes_]
         if placed:
-            ops.placed(spans, 0, (cos, sin), places, (layer[0], layer[1]))
+            ops.placed(spans, range(1), (cos, sin), places, [(layer[0], layer[1])])
         else:
             ops.rotated_into(qkv, turn, places, *layer)
         stored.append(layer)

@@ -1,10 +1,11 @@
 """Spans that come in beside the steps, as late as they may: like written at once, and never over anybody's pages."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from promptsluice.backend_engine.engine import Engine
@@ -12,6 +13,7 @@ from promptsluice.backend_engine.fused import fused_ops
 from promptsluice.backend_engine.loader import LoadedModel, load_model
 from promptsluice.backend_engine.options import EngineOptions
 from promptsluice.backend_engine.pool import KVPool
+from promptsluice.backend_engine.rounded_kv import Block, RoundedBlock
 from promptsluice.backend_engine.span_loads import SpanLoader
 from promptsluice.backend_engine.span_rows import SpanRows
 from promptsluice.backend_engine.types import GenerationRequest, KVBlock, Reuse, ReusedSpan, RowChooser, SamplingParams
@@ -78,7 +80,7 @@ def stored(model: LoadedModel, ids: tuple[int, ...] = IDS) -> list[KVBlock]:
     return found
 
 
-def spans(blocks: list[KVBlock]) -> tuple[ReusedSpan, ...]:
+def spans(blocks: Sequence[Block]) -> tuple[ReusedSpan, ...]:
     return tuple(ReusedSpan(start, block, 0) for (start, _), block in zip(PLACES, blocks, strict=True))
 
 
@@ -114,6 +116,36 @@ def test_late_spans_are_as_good_as_written_ones(
     # Without a stream the engine turns them itself, at once.
     assert alone(tiny_engine(model, step_tokens=step_tokens), late).tokens == expected.tokens
     assert_idle(engine)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
+def test_rounded_spans_beside_others_are_what_they_stand_for(model: LoadedModel, dtype: torch.dtype) -> None:
+    """One request of one step has spans of both kinds, which no single kernel reads."""
+    blocks = stored(model)
+    kept = [RoundedBlock.of(blocks[0], dtype), blocks[1], RoundedBlock.of(blocks[2], dtype)]
+    wide, mixed = (
+        [
+            replace(greedy(ids), reuse=Reuse(spans=spans(each), chooser=chooser, ratio=0.3))
+            for ids, chooser in ((IDS, MostLooked()), (IDS[:96], None))
+        ]
+        for each in ([block.widened() for block in kept], kept)
+    )
+    expected = [sink.tokens for sink in together(tiny_engine(model), *wide)]
+    stream = LateStream()
+    late = late_engine(model, stream)
+    assert [sink.tokens for sink in together(late, *mixed)] == expected
+    assert [sink.tokens for sink in together(tiny_engine(model), *mixed)] == expected
+    assert stream.done > 0
+    alone(late, greedy(IDS[:20], max_tokens=1))  # whose prefix then cuts the first span
+    cut = [together(engine, *requests) for engine, requests in ((late, mixed), (tiny_engine(model), wide))]
+    assert cut[0][0].result.cached_tokens == 20 and cut[0][0].result.reused_tokens < cut[1][0].result.reused_tokens
+
+
+def test_rounded_spans_that_are_all_repaired_change_nothing(model: LoadedModel, reference: Reference) -> None:
+    kept = [RoundedBlock.of(block, torch.int8) for block in stored(model)]
+    reuse = Reuse(spans=spans(kept), chooser=MostLooked(), ratio=1.0)
+    for engine in (late_engine(model, LateStream()), tiny_engine(model)):
+        assert alone(engine, replace(greedy(IDS), reuse=reuse)).tokens == reference.greedy(IDS)
 
 
 def test_a_prefix_hit_cuts_a_span_that_is_turned_on_the_way(model: LoadedModel, reference: Reference) -> None:
@@ -180,11 +212,11 @@ def test_an_abort_behind_a_probe_that_stopped_early(model: LoadedModel, referenc
 def test_only_what_is_still_wanted_is_brought(model: LoadedModel, wanted: bool) -> None:
     pool = KVPool(model.spec, pages=30, page_size=4, device=DEVICE)
     loader = SpanLoader(pool, model.decoder.ropes, fused_ops(model.decoder.device), LateStream())
-    (span, *_), slots = spans(stored(model)), torch.arange(40, 63, device=DEVICE)
+    (span, *_), slots = spans(stored(model)), np.arange(40, 63)
     loader.add((span,), slots, wanted=lambda: wanted)
     loader.loads().settle()
     written = pool.data.abs().sum(dim=(0, 1, 3, 4)) > 0
-    assert torch.equal(written.nonzero().flatten(), slots) if wanted else not written.any()
+    assert written.nonzero().flatten().tolist() == slots.tolist() if wanted else not written.any()
     loader.loads().settle()  # each is brought once
 
 

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -15,8 +16,9 @@ import safetensors.torch
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from promptsluice.backend_engine.rounded_kv import RoundedBlock
 from promptsluice.backend_engine.types import KVBlock
-from promptsluice.kv_reuse import ChunkKey, DiskStore, KeySpace, StoredChunk
+from promptsluice.kv_reuse import ChunkKey, DiskStore, KeySpace, StoredChunk, chunkfile
 from promptsluice.kv_reuse.chunkfile import DamagedChunk, decode, encode
 
 SPACE = KeySpace("model", "salt")
@@ -68,6 +70,34 @@ def test_the_file_is_plain_safetensors(tmp_path: Path):
         assert torch.equal(file.get_tensor("k"), chunk.kv.k)
     assert metadata.keys() == {"format", "key", "anchor", "fingerprint", "tokens", "position", "flops", "checksum"}
     assert (metadata["format"], metadata["fingerprint"], metadata["tokens"]) == ("promptsluice-chunk-3", "model", "5")
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
+def test_a_rounded_chunk_comes_back_as_it_was(tmp_path: Path, dtype: torch.dtype):
+    key, chunk = make(1)
+    assert isinstance(chunk.kv, KVBlock)
+    kept = replace(chunk, kv=RoundedBlock.of(chunk.kv, dtype))
+    store = DiskStore(tmp_path, 1 << 20)
+    assert store.put(key, kept)
+    found = store.get(key)
+    assert found is not None and isinstance(found.kv, RoundedBlock)
+    for mine, theirs in zip(found.kv.tensors, kept.kv.tensors, strict=True):
+        assert mine.dtype == theirs.dtype and torch.equal(mine.view(torch.uint8), theirs.view(torch.uint8))
+    with safetensors.safe_open(file_of(tmp_path, key), "pt") as file:
+        assert set(file.keys()) == {"ids", "k", "v", "k_scales", "v_scales"}
+    (stats,) = store.stats()
+    assert kept.nbytes < chunk.nbytes and kept.nbytes <= stats.bytes <= kept.nbytes + 1024
+
+
+@pytest.mark.parametrize("name", ["v_scales", "more"])
+def test_a_file_with_other_tensors_is_damaged(name: str):
+    key, chunk = make(1)
+    ids = torch.tensor(chunk.ids, dtype=torch.int32)
+    tensors = {"ids": ids, "k": chunk.kv.k, "v": chunk.kv.v, name: torch.ones(3)}
+    metadata = chunkfile._metadata(key, 0, 0.0)
+    raw = safetensors.torch.save(tensors, metadata | {"checksum": chunkfile._checksum(metadata, tensors)})
+    with pytest.raises(DamagedChunk, match=name):
+        decode(raw, key=key)
 
 
 @pytest.mark.parametrize(
