@@ -21,6 +21,11 @@ from .kernels import attend, merge
 
 # Programs that keep a large card busy; below it keys are split. At most MOST_SPLITS parts, which one program merges.
 PROGRAMS = 512
+# Some tiles of a prefill see few keys and some see many. With this many programs, of which those of most keys begin
+# first, a card ends with all of them at about the same time.
+BALANCED_PROGRAMS = 700
+# Where there are not many more programs than the card runs at a time, all heads of a tile begin before the next tile.
+FEW_PROGRAMS = 1024
 MOST_SPLITS = 64
 # The kernels' softmax works with powers of two.
 LOG2_E = math.log2(math.e)
@@ -74,6 +79,7 @@ class TritonPlan:
     tiling: Tiling | None = None
     _tiles: Tensor | None = None
     _shape: tuple[int, int, int] = (0, 0, 0)  # rows a tile, BLOCK_M, splits
+    _heads_first: bool = False
 
     def __call__(self, q: Tensor, k: Stored, v: Stored) -> Tensor:
         rows, heads, dim = q.shape
@@ -93,7 +99,8 @@ class TritonPlan:
         else:
             part, lse = out, self.batch.visible
         dim_pad = max(16, triton.next_power_of_2(dim))  # of the least size that a matrix unit takes
-        chosen = self.tiling or Tiling(keys=64 if dim_pad <= 128 else 32, warps=4, stages=3 if block_m > 64 else 2)
+        keys, stages = 64 if dim_pad <= 128 else 32, 3 if block_m > 64 else 2
+        chosen = self.tiling or Tiling(keys=keys, warps=4, stages=stages, heads_first=self._heads_first)
         grid = (kv_heads, tiles, splits) if chosen.heads_first else (tiles, kv_heads, splits)
         constants: dict[str, Any] = {"HEADS": heads, "DIM": dim, "DIM_PAD": dim_pad, "SPLITS": splits}
         tiling: dict[str, Any] = {
@@ -137,8 +144,10 @@ class TritonPlan:
         keys = max(self.batch.key_count_host)
         if self.window is not None:
             keys = min(keys, self.window + tile_rows - 1)
-        wanted = min(MOST_SPLITS, PROGRAMS // (len(tiles) * kv_heads), keys // self.least_keys)
-        self._shape = (tile_rows, block_m, max(1, wanted))
+        programs = len(tiles) * kv_heads
+        wanted = (PROGRAMS if few else BALANCED_PROGRAMS) // programs
+        self._heads_first = not few and programs < FEW_PROGRAMS
+        self._shape = (tile_rows, block_m, max(1, min(MOST_SPLITS, wanted, keys // self.least_keys)))
 
     def _few_tiles(self, tile_rows: int, longest: int) -> Tensor:
         """As many for each request as the longest one has; a request may have fewer rows, or none."""
