@@ -121,7 +121,7 @@ def main() -> None:
     if wrong := [peer for peer in options.peer if peer.partition("=")[0] not in ("llama.cpp", "vllm")]:
         parser.error(f"--peer {wrong[0]}: llama.cpp=PYTHON or vllm=PYTHON or vllm=URL")
     torch.set_num_threads(options.threads)
-    torch.manual_seed(0)
+    torch.seed()  # not the same prompts again for a server that has kept them
     directory = resolve(options.model)
     models = {
         "float32": load_model(directory, dtype="float32"),
