@@ -126,6 +126,7 @@ class StepRunner:
             rows, widths = self._table.drafted_rows(plan), plan.widths.tolist()
             return self._draw(self._steps.drafted(*rows, widths), plan)
         try:
+            loads.begin()  # while the host lays out the step
             output = self._decoder.forward(replace(self._table.layout(plan), loads=loads), self._pool)
         except BaseException:
             loads.settle()

@@ -23,9 +23,9 @@ from .tiers.streams import Mark, SideStream
 from .transfers import carried
 from .types import KVBlock, ReusedSpan
 
-# Layers that are begun before the one that is waited for: enough that the copies never wait for the host. At most so
-# many are read by one kernel: a launch takes the host a good part of what a layer of a few rows takes the device.
-_AHEAD, _TOGETHER = 4, 4
+# At most so many layers are read by one kernel: a launch takes the host a good part of what a layer of a few rows takes
+# the device.
+_TOGETHER = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +40,8 @@ class _Promised:
 class SpanLoader:
     """Brings spans into `pool`. For the engine's thread.
 
-    On `stream` kernels read the rows from wherever they are and turn them, a few layers at a time, just before a step
-    gets to these: reading pinned memory takes about as long as computing the few rows that are recomputed.
+    On `stream` kernels read the rows from wherever they are and turn them, a few layers at a time, beside the step that
+    waits for them: reading pinned memory takes about as long as computing the few rows that are recomputed.
     """
 
     def __init__(self, pool: KVPool, ropes: LayerRopes, ops: FusedOps, stream: SideStream) -> None:
@@ -60,7 +60,7 @@ class SpanLoader:
         self._promised.append(_Promised(spans, slots, wanted))
 
     def loads(self) -> Loads:
-        """All that was promised since the last call; its first layers are begun."""
+        """All that was promised since the last call."""
         self._reading = [one for one in self._reading if not one.ended]
         promised = self._promised = [one for one in self._promised if one.wanted()]
         if not promised:
@@ -74,7 +74,6 @@ class SpanLoader:
         loads = _SpanLoads(groups, self._pool, self._ops, self._stream, self._ropes)
         self._promised = []  # not before: without memory for copies a step fails, not who was admitted beside it
         self._reading.append(loads)  # kernels read memory that nobody else may hold any more
-        loads.start()
         return loads
 
 
@@ -116,26 +115,20 @@ class _SpanLoads:
         """Whether nothing is read any more."""
         return len(self._marks) == self._layers and self._marks[-1].reached
 
-    def start(self) -> None:
-        """What the first layer's `wait` would begin, while the host lays out the step."""
-        self._begin(1 + _AHEAD)
-
     def wait(self, layer: int) -> None:
-        self._begin(layer + 1 + _AHEAD)
+        self.begin()
         self._marks[layer].hold()
 
     def begin(self) -> None:
-        self._begin(self._layers)
+        while len(self._marks) < self._layers:
+            together = range(len(self._marks), self._ends[0])
+            self._stream.run(lambda together=together: self._bring(together))
+            self._marks += [self._stream.mark()] * len(together)
+            self._ends.popleft()
 
     def settle(self) -> None:
         self.begin()
         self._marks[-1].hold()
-
-    def _begin(self, layers: int) -> None:
-        while len(self._marks) < min(layers, self._layers):
-            together = range(len(self._marks), self._ends.popleft())
-            self._stream.run(lambda together=together: self._bring(together))
-            self._marks += [self._stream.mark()] * len(together)
 
     def _bring(self, layers: range) -> None:
         pools = [self._pool.layer(layer) for layer in layers]

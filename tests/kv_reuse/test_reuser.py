@@ -12,6 +12,7 @@ from promptsluice.backend_engine.spec import ModelSpec, spec_from_config
 from promptsluice.backend_engine.types import GenerationRequest, KVBlock, Result
 from promptsluice.kv_reuse import (
     AUTO,
+    ChunkKey,
     ChunkStore,
     EmptyStore,
     KeySpace,
@@ -20,6 +21,7 @@ from promptsluice.kv_reuse import (
     Repair,
     ReusePlan,
     Reuser,
+    StoredChunk,
     WarmReport,
     repositioned,
 )
@@ -158,6 +160,36 @@ def test_plan_places_hits_and_names_misses():
         assert tuple(ids[span.start : span.stop]) == chunk
         assert torch.equal(span.kv.k, moved.k) and torch.equal(span.kv.v, moved.v)
     assert sum(tier.hits for tier in reuser.stats()) == 2, "a chunk that occurs twice is loaded once"
+
+
+def test_only_what_is_not_in_memory_is_read_by_other_threads():
+    class Slow(RamStore):
+        def __init__(self, quick: set[int]) -> None:
+            super().__init__(1 << 20)
+            self.quick, self.asked = quick, dict[int, bool]()
+
+        def at_hand(self, key: ChunkKey) -> bool:
+            return key.tokens in self.quick
+
+        def get(self, key: ChunkKey) -> StoredChunk | None:
+            self.asked[key.tokens] = threading.current_thread() is threading.main_thread()
+            return super().get(key)
+
+    chunks = [tuple(range(length)) for length in (5, 6, 7, 8)]
+    ids = [token for chunk in chunks for token in chunk] + [1]
+    spans = [(0, 5), (5, 6), (11, 7), (18, 8)]
+    for quick, here in (
+        ({5, 6, 7, 8}, {5, 6, 7, 8}),
+        ({6, 8}, {6, 8}),
+        ({5, 6, 8}, {5, 6, 7, 8}),
+        (set[int](), set[int]()),
+    ):
+        store = Slow(quick)
+        reuser, _ = make(store)
+        reuser.warm(chunks)
+        store.asked.clear()
+        assert [hit.start for hit in reuser.plan(ids, spans).hits] == [0, 5, 11, 18]
+        assert {length for length, main in store.asked.items() if main} == here
 
 
 def test_the_last_token_is_never_loaded():

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from promptsluice.backend_engine.types import KVBlock
 from promptsluice.kv_reuse import (
+    BackedStore,
     ChunkKey,
     ChunkStore,
     DiskStore,
@@ -61,6 +62,19 @@ def test_what_was_put_comes_back_bit_for_bit(store: ChunkStore, dtype: torch.dty
     assert store.put(key, chunk)
     assert store.contains(key) and same(store.get(key), chunk)
     assert not store.contains(other) and store.get(other) is None
+
+
+def test_what_is_at_hand(tmp_path: Path):
+    """What is in memory, and nothing that a disk or a server would have to be asked for."""
+    (key, chunk), (other, another) = make(1), make(2)
+    disk, ram = DiskStore(tmp_path, 1 << 20), RamStore(1 << 20)
+    tiered = TieredStore(disk, ram_budget=1 << 20)
+    behind = BackedStore(TieredStore(EmptyStore(), ram_budget=1 << 20), RamStore(1 << 20))
+    for store, there in ((disk, False), (ram, True), (tiered, True), (behind, True), (EmptyStore(), False)):
+        store.put(key, chunk)
+        assert store.at_hand(key) is there and not store.at_hand(other)
+    assert disk.put(other, another) and tiered.contains(other) and not tiered.at_hand(other)
+    assert same(tiered.get(other), another) and tiered.at_hand(other), "a hit is promoted"
 
 
 def test_the_position_is_kept(store: ChunkStore):
