@@ -108,18 +108,22 @@ class Ours:
     steps: Sequence[tuple[str, Mapping[str, Any]]]
 
     def compress(self, text: str, *, question: str, rate: float) -> Outcome:
-        prompt = chat(text, question)
-        context = self.machinery.context(question)
         wall, cpu = time.perf_counter(), time.process_time()
+        prompt, notes = self.prompt(chat(text, question), question=question, rate=rate)
+        taken = time.perf_counter() - wall, time.process_time() - cpu
+        failed = "; ".join(note for note in notes if "failed" in note or "lost" in note)
+        return Outcome(str(prompt.messages[2]["content"]), *taken, failed)
+
+    def prompt(self, prompt: Prompt, *, question: str, rate: float) -> tuple[Prompt, list[str]]:
+        """All of a prompt, and a note from each step."""
+        context = self.machinery.context(question)
         notes: list[str] = []
         for name, options in self.steps:
             asked = {} if name == "lossless" else {"target_rate": rate}
             result = create(name, {**asked, **options}).compress(prompt, context=context)
             prompt = result.prompt
             notes.append(result.note)
-        taken = time.perf_counter() - wall, time.process_time() - cpu
-        failed = "; ".join(note for note in notes if "failed" in note or "lost" in note)
-        return Outcome(str(prompt.messages[2]["content"]), *taken, failed)
+        return prompt, notes
 
 
 def chat(text: str, question: str) -> Prompt:
@@ -135,16 +139,21 @@ def chat(text: str, question: str) -> Prompt:
 
 
 def ours(machinery: Machinery, names: Sequence[str]) -> list[Subject]:
-    """Compressors by name; `contrast` is `perplexity` with two passes, `balanced` what the preset of this name does."""
-    special: dict[str, Sequence[tuple[str, Mapping[str, Any]]]] = {
-        "balanced": [
-            (spec["use"], {key: value for key, value in spec.items() if key != "use"})
-            for spec in PRESETS["balanced"]["compress"]
-        ],
+    """Compressors by name."""
+    return [Ours(name, machinery, steps_of(name)) for name in names]
+
+
+def steps_of(name: str) -> Sequence[tuple[str, Mapping[str, Any]]]:
+    """A compressor with its options: `contrast` is `perplexity` with two passes, `balanced` what the preset does,
+    `summarize` asks the same model.
+    """
+    if name == "balanced":
+        specs = PRESETS["balanced"]["compress"]
+        return [(spec["use"], {key: value for key, value in spec.items() if key != "use"}) for spec in specs]
+    return {
         "contrast": [("perplexity", {"contrast": 1.0})],
         "summarize": [("summarize", {"kinds": ["tool_result"], "backend": "same", "model": "same", "min_tokens": 64})],
-    }
-    return [Ours(name, machinery, special.get(name, [(name, {})])) for name in names]
+    }.get(name, [(name, {})])
 
 
 class Peer:

@@ -10,14 +10,18 @@ from numpy.typing import NDArray
 
 from .base import Job, LossyOptions, Task
 from .context import CompressionContext
+from .nearness import Nearness, nearness
 from .options import option, share
-from .pruning import Candidate, Draft, pruned, settled, time_to_judge
+from .pruning import Candidate, Draft, Of, pruned, settled, time_to_judge
 from .result import FAILED_NOTE, Rewrite, Span
 from .surprise import Surprise, surprise_of
 
 _ENDS = frozenset(".!?:…\n")
 # What a name is worth beyond its surprise: it comes again, is foreseen then, and still says who did it.
-_NAME = 3.0  # nats
+_NAME = 6.0  # nats
+_FOCUS = 10.0  # times what a word is worth, in the sentence that is nearest to the question, beyond once
+# A budget in tokens goes farther in words that are worth much for their length; half way, for long words say more.
+_CHARS_OF_A_TOKEN, _BY_LENGTH = 4.0, 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,15 +29,18 @@ class Perplexity(LossyOptions):
     """Keeps the atoms (see atoms.py) of highest surprise until the rate is met, in their order.
 
     Texts of one message share one budget, so that what says something new keeps more than what does not. A token is
-    judged by its own surprise; with `contrast` above 0 also by how much likelier the question makes it, which costs a
-    second pass of the model (after Jiang et al. (2023), "LongLLMLingua", arXiv:2310.06839). Negations and
-    modals stay or go with what they govern, and go last; and/or stay between kept words; a heading or a speaker's name
-    stays with any word under it, a sentence's end mark with any word of it, a list bullet with any word of its line.
+    judged by its own surprise; with `focus` above 0 (1 at most) words count for more in sentences that share words with
+    the question, which costs next to nothing; with `contrast` above 0 also by how much likelier the question makes a
+    token, which costs a second pass of the model (after Jiang et al. (2023), "LongLLMLingua", arXiv:2310.06839).
+    Negations and modals stay or go with what they govern, and go last; and/or stay between kept words; a heading or a
+    speaker's name stays with any word under it, a sentence's end mark with any word of it, a list bullet with any word
+    of its line.
     """
 
     name = "perplexity"
 
     contrast: float = option(0.0, share)
+    focus: float = option(1.0, share)
 
     @property
     def cost_name(self) -> str:
@@ -54,14 +61,26 @@ class Perplexity(LossyOptions):
         if settled(drafts, self.target, context):
             yield from pruned(tasks, [Candidate.unjudged(draft) for draft in drafts], self.target, context)
             return
+        near = self._near(tasks, context)
         plain = self._pass(drafts, "", context)
         given = f"{tasks[0].question}\n\n" if self.contrast and tasks[0].question else ""
         asked = self._pass(drafts, given, context) if given else [None] * len(tasks)
         candidates = [
-            draft.judged(task, end=one.end, worth=partial(self._worth, task.text, one, other))
-            for draft, task, one, other in zip(drafts, tasks, plain, asked, strict=True)
+            draft.judged(task, end=one.end, worth=partial(self._worth, task.text, one, other), weight=weight)
+            for draft, task, one, other, weight in zip(drafts, tasks, plain, asked, near, strict=True)
         ]
         yield from pruned(tasks, candidates, self.target, context)
+
+    def _near(self, tasks: Sequence[Task], context: CompressionContext) -> list[Of]:
+        """How much words of each text count by how near their sentences are to the question."""
+        texts, whole = [task.text for task in tasks], [task.protected for task in tasks]
+        question = tasks[0].question if self.focus else ""
+        found = nearness(texts, question, whole=whole, expired=context.expired)
+
+        def weight(near: Nearness, spans: Sequence[Span]) -> NDArray[np.float64]:
+            return 1.0 + _FOCUS * self.focus * near.of([start for start, _ in spans])
+
+        return [partial(weight, near) for near in found]
 
     def _worth(self, text: str, plain: Surprise, asked: Surprise | None, spans: Sequence[Span]) -> NDArray[np.float64]:
         """What spans of a text are worth; the contrast counts as far as there was time for both passes."""
@@ -70,7 +89,8 @@ class Perplexity(LossyOptions):
         if asked is not None:
             seen = np.array([end <= asked.end for _, end in spans], dtype=bool)
             worth += self.contrast * np.where(seen, np.maximum(nats - asked.of(spans), 0.0), 0.0)
-        return worth
+        lengths = np.array([end - start for start, end in spans], dtype=np.float64) / _CHARS_OF_A_TOKEN
+        return worth / np.maximum(lengths, 1.0) ** _BY_LENGTH
 
     def _pass(self, drafts: Sequence[Draft], given: str, context: CompressionContext) -> list[Surprise]:
         assert context.score is not None, "offered only where there is a scorer"

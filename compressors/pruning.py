@@ -27,6 +27,9 @@ _GOVERNS = 6.0
 # Characters a second for which the choice is made, at worst on one slow core.
 _SPEED = 60_000.0
 
+Of = Callable[[Sequence[Span]], NDArray[np.float64]]
+"""What is said of spans, ascending and disjoint: [spans]."""
+
 
 @dataclass(frozen=True)
 class Draft:
@@ -67,26 +70,31 @@ class Draft:
         """Of the open atoms, ascending and disjoint."""
         return [self.atoms[i].span for i in self.open]
 
-    def judged(self, task: Task, *, end: int, worth: Callable[[Sequence[Span]], NDArray[np.float64]]) -> "Candidate":
-        """With the worth of what was judged, all before `end`; what `worth` says of spans, ascending and disjoint."""
+    def judged(self, task: Task, *, end: int, worth: Of, weight: Of | None = None) -> "Candidate":
+        """With the worth and the weight of what was judged, all before `end`."""
         whole = end >= len(task.text)
         draft = self if whole else Draft.of(task, cut=_border(task.text, end, task.protected))
-        values = np.zeros(len(draft.atoms))
+        values, weights = np.zeros(len(draft.atoms)), np.ones(len(draft.atoms))
         values[draft.open] = worth(draft.spans)
-        return Candidate(draft, values)
+        if weight is not None:
+            weights[draft.open] = weight(draft.spans)
+        return Candidate(draft, values, weights)
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A draft that was judged; the worth of its atoms is [atoms], and says nothing of those that are not open."""
+    """A draft that was judged: what its atoms are worth where they stand, and how much that place counts, both [atoms].
+    Neither says anything of atoms that are not open.
+    """
 
     draft: Draft
     worth: NDArray[np.float64]
+    weight: NDArray[np.float64]
 
     @classmethod
     def unjudged(cls, draft: Draft) -> Self:
         """With nothing known of any worth."""
-        return cls(draft, np.zeros(len(draft.atoms)))
+        return cls(draft, np.zeros(len(draft.atoms)), np.ones(len(draft.atoms)))
 
     @property
     def text(self) -> str:
@@ -125,9 +133,9 @@ class Candidate:
                 continue
             group = self.bonds.group(i)
             if group is None:
-                found[i] = float(self.worth[i])
+                found[i] = float(self.worth[i] * self.weight[i])
             elif i == next(j for j in group if j in self._open):
-                found[i] = float(max(self.worth[j] for j in group)) + _GOVERNS
+                found[i] = float((max(self.worth[j] for j in group) + _GOVERNS) * self.weight[i])
         return list(self._with_heads(found).items())
 
     @cached_property

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from promptsluice.compressors import CompressionContext, create, protected_spans
 from promptsluice.compressors.atoms import AtomKind, atoms_of
 from promptsluice.compressors.bonds import Bonds
+from promptsluice.compressors.nearness import nearness
 from promptsluice.compressors.outline import worth_with_heading
 from promptsluice.compressors.rebuild import Rebuilder
 from promptsluice.compressors.result import Rewrite
@@ -322,6 +323,39 @@ def test_what_the_question_foretells_stays_with_contrast(context: Make, prompt_o
         found = len(set(words[40:60]) & set(kept))
         assert found >= asked + least
         asked = found
+
+
+def test_sentences_near_the_question_keep_more(context: Make, prompt_of: PromptOf, tool_texts: TextsOf) -> None:
+    words = iter(itertools.cycle(f"{a}{b}{c}on" for a in "bdfgk" for b in "aeiou" for c in "lmnpr"))
+    sentences = [" ".join(["Also", *itertools.islice(words, 9)]) + "." for _ in range(12)]
+    known = sentences[1].rstrip(".").split()[1:]
+    sentences[7] = f"Also the bridge {' '.join(known)}."
+    asking = "What of the bridge?"
+    messages = [{"role": "user", "content": asking}, *prompt_of(" ".join(sentences)).messages[2:4]]
+    prompt = Prompt.from_messages(messages)
+    kept = {}
+    for focus in (0.0, 1.0):
+        options = {"target_rate": 0.3, "focus": focus, "kinds": ["tool_result"]}
+        result = create("perplexity", options).compress(prompt, context=context(question=asking))
+        (short,) = tool_texts(result.prompt)
+        assert 0.29 <= result.rate <= 0.3
+        kept[focus] = sum(short.count(word) for word in known)
+    assert "bridge" in short
+    assert kept[1.0] > kept[0.0], "they were foreseen, but are what is asked for"
+
+
+def test_nearness_is_shared_with_the_paragraph() -> None:
+    text = "The bridge is old. He built it. Nobody knows.\n\nCats sleep. Dogs bark."
+    other = "No word of this is asked for."
+    near, far = nearness([text, other], "Which bridge?", whole=[(), ()], expired=lambda: False)
+    of = [text.index(word) for word in ("The", "He", "Nobody", "Cats", "Dogs")]
+    first, second, third, *rest = near.of(of)
+    assert first == 1.0 > second > third > 0.0 and rest == [0.0, 0.0]
+    assert near.of([text.index("built")]) == [second]
+    assert far.of([0, 10]).tolist() == [0.0, 0.0]
+    for question, expired in (("", False), ("Elephants", False), ("Which bridge?", True)):
+        (nothing,) = nearness([text], question, whole=[()], expired=lambda expired=expired: expired)
+        assert nothing.of(of).tolist() == [0.0] * 5
 
 
 @pytest.mark.parametrize(
