@@ -14,8 +14,9 @@ from torch import Tensor
 
 from .probe import Probe
 
+# The same for all prompts, so that none of them has to wait for a compiler.
 _KEYS = 64  # that one program looks at together
-_MOST_ROWS = 128  # rows and heads of a group that one product has
+_ROWS = 128  # rows and heads of a group that one product has
 _PARTS = 16  # of the keys, for each of which one program sums a denominator
 _LOG2_E = math.log2(math.e)  # softmax with powers of two
 
@@ -29,26 +30,24 @@ def look(
     group = heads // kv_heads
     if not count or not keys:
         return
-    block_m = min(_MOST_ROWS, max(16, triton.next_power_of_2(count * group)))
-    tiles = triton.cdiv(count * group, block_m)
-    parts = max(1, min(_PARTS, keys // (2 * _KEYS)))
-    tops, sums = torch.empty((2, parts, kv_heads, tiles * block_m), dtype=torch.float32, device=q.device)
+    tiles = triton.cdiv(count * group, _ROWS)
+    tops, sums = torch.empty((2, _PARTS, kv_heads, tiles * _ROWS), dtype=torch.float32, device=q.device)
     constants: dict[str, Any] = {
         "KV": kv_heads,
         "GROUP": group,
         "DIM": dim,
         "DIM_PAD": max(16, triton.next_power_of_2(dim)),
-        "BLOCK_M": block_m,
+        "BLOCK_M": _ROWS,
         "BLOCK_N": _KEYS,
         "TILES": tiles,
-        "PARTS": parts,
+        "PARTS": _PARTS,
         "WINDOW": window or 0,
         "ROUNDED": k.dtype != q.dtype,
         "num_warps": 4,
     }
     shared = (q, k, k_scales, probe.rows, probe.slots, visible, tops, sums)
     numbers = (q.stride(0), q.stride(1), k.stride(0), k.stride(1), k_scales.stride(0), count, keys, scale * _LOG2_E)
-    _denominators[(parts, kv_heads, tiles)](*shared, *numbers, **constants)
+    _denominators[(_PARTS, kv_heads, tiles)](*shared, *numbers, **constants)
     _weights[(triton.cdiv(keys, _KEYS),)](*shared, probe.attention, *numbers, **constants)
 
 
