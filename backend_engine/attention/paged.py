@@ -5,7 +5,7 @@ merges. `TRITON_INTERPRET=1` runs the kernels on a CPU, for tests.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -67,6 +67,14 @@ class TritonAttention:
         )
 
 
+def _tiling(block_m: int, dim_pad: int, *, is_rounded: bool) -> Tiling:
+    """The fastest ones on an H200 (benchmarks/decode_tilings.py): few warps convert numbers of 8 bits faster."""
+    keys = 64 if dim_pad <= 128 else 32
+    if is_rounded and block_m <= 16:
+        return Tiling(keys=keys, warps=2, stages=3)
+    return Tiling(keys=keys, warps=4, stages=3 if block_m > 64 else 2)
+
+
 @dataclass(slots=True)
 class TritonPlan:
     """See AttentionPlan. The tiles depend on the heads, which the first call shows."""
@@ -99,15 +107,15 @@ class TritonPlan:
         else:
             part, lse = out, self.batch.visible
         dim_pad = max(16, triton.next_power_of_2(dim))  # of the least size that a matrix unit takes
-        keys, stages = 64 if dim_pad <= 128 else 32, 3 if block_m > 64 else 2
-        chosen = self.tiling or Tiling(keys=keys, warps=4, stages=stages, heads_first=self._heads_first)
+        is_rounded = isinstance(k, RoundedKV)
+        chosen = self.tiling or replace(_tiling(block_m, dim_pad, is_rounded=is_rounded), heads_first=self._heads_first)
         grid = (kv_heads, tiles, splits) if chosen.heads_first else (tiles, kv_heads, splits)
         constants: dict[str, Any] = {"HEADS": heads, "DIM": dim, "DIM_PAD": dim_pad, "SPLITS": splits}
         tiling: dict[str, Any] = {
             "GROUP": group,
             "PAGE": self.page_size,
             "WINDOW": self.window or 0,
-            "ROUNDED": isinstance(k, RoundedKV),
+            "ROUNDED": is_rounded,
             "TILE_ROWS": tile_rows,
             "BLOCK_M": block_m,
             "BLOCK_N": chosen.keys,
