@@ -84,6 +84,12 @@ def subjects(options: argparse.Namespace, directory: Path, models: dict[str, Loa
         yield found
 
 
+def rest(subject: Subject) -> None:
+    """Until nothing of its turn runs on beside the next one's."""
+    if isinstance(subject, PeerServer):
+        subject.rest()
+
+
 def measure(found: list[Subject], vocab: int, prompts: list[int], rounds: int) -> dict[tuple[str, str], list[float]]:
     """Milliseconds until the first token, and tokens per second, by subject and case."""
     taken: dict[tuple[str, str], list[float]] = defaultdict(list)
@@ -99,11 +105,13 @@ def measure(found: list[Subject], vocab: int, prompts: list[int], rounds: int) -
                 if tokens == 2048:
                     again = [subject.again(prompt) * 1e3 for _ in range(AGAIN if subject.caches else 1)]
                     taken[subject.name, "the same again"].append(statistics.median(again))
+                rest(subject)
         for batch in (1, 8):
             chosen = [ids(DECODE_PROMPT) for _ in range(batch)]
             for subject in found:
                 rate = batch / subject.step(chosen, DECODE_TOKENS)
                 taken[subject.name, f"tokens/s, batch {batch}"].append(rate)
+                rest(subject)
         if not number:
             taken.clear()
     return taken
