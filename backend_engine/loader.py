@@ -58,8 +58,9 @@ def load_model(
 
     `dtype` is float32, bfloat16, float16, auto (float32 on a CPU, bfloat16 on a GPU) or fastest (on a CPU measured once
     a process, elsewhere as auto). `quantize` rounds all matrices: faster, in less memory, not exact. int8 runs on an
-    x86 CPU (in float32) and on a GPU, int4 and fp8 on a GPU. `native`: steps of few rows on a CPU go through C++ that
-    is compiled where this has not been done yet, which takes some seconds; where it cannot be, torch runs them. Raises
+    x86 CPU (in float32) and on a GPU, int4 and fp8 on a GPU. `native`: on a CPU steps of few rows, and in
+    float32 what others do between their products, go through C++ that is compiled where this has not been done yet,
+    which takes some seconds; where it cannot be, torch runs them. Raises
     ModelUnavailable (not there, incomplete, damaged) or ConfigError (not supported); both say what is wrong and where.
     """
     chosen = resolve_dtype(dtype, device)
@@ -88,13 +89,13 @@ def load_model(
 
 
 def _library(spec: ModelSpec, dtype: torch.dtype, device: str, quantize: Quantization) -> tuple[Library | None, str]:
-    """The library for a model's steps of few rows, if there is one, and how these run."""
+    """The library for a model's steps on a CPU, if there is one, and how those of few rows run."""
     if torch.device(device).type != "cpu":
         return None, "torch"
     try:
         library = checked(native_library(), spec, torch.int8 if quantize == "int8" else dtype)
     except Unavailable as error:
-        logger.warning("decode steps run through torch, at about half of the speed: %s", error)
+        logger.warning("all steps run through torch, decodes at about half of the speed: %s", error)
         return None, f"torch ({error})"
     return library, f"native ({library.lanes} lanes)"
 

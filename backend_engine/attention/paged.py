@@ -21,8 +21,8 @@ from .kernels import attend, merge
 
 # Programs that keep a large card busy; below it keys are split. At most MOST_SPLITS parts, which one program merges.
 PROGRAMS = 512
-# Some tiles of a prefill see few keys and some see many. With this many programs, of which those of most keys begin
-# first, a card ends with all of them at about the same time.
+# Some tiles of a prefill see few keys and some see many. With this many programs, a request's longest beginning first,
+# a card ends with all of them at about the same time.
 BALANCED_PROGRAMS = 700
 # Where there are not many more programs than the card runs at a time, all heads of a tile begin before the next tile.
 FEW_PROGRAMS = 1024

@@ -54,7 +54,7 @@ class AttendSpec(Structure):
     _fields_: ClassVar = [
         *((name, c_int32) for name in ("requests", "heads", "kv_heads", "head_dim", "pages_width", "page_size")),
         *((name, c_int32) for name in ("window", "threads")),
-        *((name, c_int64) for name in ("slots", "q_stride")),
+        ("slots", c_int64),
         *((name, c_void_p) for name in ("visible", "query_start", "page_table")),
         *((name, c_void_p) for name in ("q", "k", "v", "out")),
         ("scale", c_float),
@@ -64,6 +64,7 @@ class AttendSpec(Structure):
 class TurnSpec(Structure):
     _fields_: ClassVar = [
         *((name, c_int32) for name in ("rows", "heads", "kv_heads", "head_dim")),
+        ("pool_slots", c_int64),
         *((name, c_void_p) for name in ("qkv", "cosines", "sines", "norm", "slots")),
         *((name, c_void_p) for name in ("q", "k", "v")),
         ("eps", c_float),
@@ -89,7 +90,7 @@ def functions(path: Path) -> ctypes.CDLL:
         ("promptsluice_open_prefill", c_void_p, []),
         ("promptsluice_close_prefill", None, [c_void_p]),
         ("promptsluice_attend", c_int, [c_void_p, POINTER(AttendSpec)]),
-        ("promptsluice_turn", None, [c_void_p, POINTER(TurnSpec), c_int]),
+        ("promptsluice_turn", c_int, [c_void_p, POINTER(TurnSpec), c_int]),
         ("promptsluice_gated", None, [c_void_p, c_void_p, c_int, c_int64, c_int, c_void_p, c_int]),
         ("promptsluice_add_norm", None, [*[c_void_p] * 5, c_float, c_int, c_int64, c_void_p, c_int]),
         ("promptsluice_logits", c_int, [c_void_p, c_void_p, c_int, c_void_p, c_int]),

@@ -81,14 +81,14 @@ class Attention : public Job {
     void attend(const Task &task, float *space) const {
         Keys keys{s.page_table + (long)task.request * s.pages_width, s.page_size, (long)s.kv_heads * s.head_dim};
         long head = (long)task.kv_head * group_ * s.head_dim, width = (long)s.heads * s.head_dim;
-        const float *q = s.q + task.row * s.q_stride + head;
+        const float *q = s.q + task.row * width + head;
         const float *k = s.k + task.kv_head * s.head_dim, *v = s.v + task.kv_head * s.head_dim;
         float *out = s.out + task.row * width + head;
         const int32_t *visible = s.visible + task.row;
         if (task.block)
             return RowBlock<float>(space, s.head_dim)
-                .attend(q, s.q_stride, out, width, task.rows, group_, visible, s.window, k, v, keys, s.scale);
-        for (int row = 0; row < task.rows; row++, q += s.q_stride, out += width) {
+                .attend(q, out, width, task.rows, group_, visible, s.window, k, v, keys, s.scale);
+        for (int row = 0; row < task.rows; row++, q += width, out += width) {
             long first = s.window ? std::max(0, visible[row] - s.window) : 0;
             attend_row(q, group_, k, v, keys, first, visible[row], s.head_dim, s.scale, out);
         }
@@ -186,8 +186,10 @@ void promptsluice_add_norm(void *prefill, const float *x, float *residual, const
     });
 }
 
-void promptsluice_turn(void *prefill, const TurnSpec *spec, int threads) {
+int promptsluice_turn(void *prefill, const TurnSpec *spec, int threads) {
     TurnSpec s = *spec;
+    for (int row = 0; row < s.rows; row++)
+        if (s.slots[row] < 0 || s.slots[row] >= s.pool_slots) return WRONG_PLACE;
     static_cast<Prefill *>(prefill)->each(s.rows, threads, [s](long first, long last) {
         long dim = s.head_dim, keys = s.kv_heads * dim;
         alignas(64) float normed[MOST_DIM];
@@ -202,5 +204,6 @@ void promptsluice_turn(void *prefill, const TurnSpec *spec, int threads) {
             std::memcpy(v, head, keys * sizeof(float));
         }
     });
+    return DONE;
 }
 }

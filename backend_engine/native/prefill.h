@@ -53,10 +53,10 @@ class RowBlock {
           values_(keys_ + KEY_BLOCK * dim), scores_(values_ + KEY_BLOCK * dim),
           totals_(scores_ + BLOCK_ROWS * KEY_BLOCK), tops_(totals_ + BLOCK_ROWS * LANES) {}
 
-    // `rows` rows of `group` heads at `q`, `q_stride` floats from one row to the next, which get `out`; each sees its
-    // `visible` keys, or with a window the last ones of them.
-    void attend(const float *q, long q_stride, float *out, long stride, int rows, int group, const int32_t *visible,
-                int window, const Stored *k, const Stored *v, const Keys &where, float scale) {
+    // `rows` rows of `group` heads at `q`, which get `out`, both `stride` floats from one row to the next; each sees
+    // its `visible` keys, or with a window the last ones of them.
+    void attend(const float *q, float *out, long stride, int rows, int group, const int32_t *visible, int window,
+                const Stored *k, const Stored *v, const Keys &where, float scale) {
         rows_ = rows * group;
         for (int row = 0; row < rows_; row++) {
             last_[row] = visible[row / group];
@@ -65,7 +65,7 @@ class RowBlock {
         for (int row = 0; row < rows_; row += SCORE_ROWS) score_keys_[row / SCORE_ROWS] = seen(row, row + SCORE_ROWS);
         for (int row = 0; row < rows_; row += VALUE_ROWS) value_keys_[row / VALUE_ROWS] = seen(row, row + VALUE_ROWS);
         auto [from, to] = seen(0, rows_);
-        take_queries(q, q_stride, group, scale * LOG2_E);
+        take_queries(q, stride, group, scale * LOG2_E);
         std::memset(out_, 0, rows_ * dim_ * sizeof(float));
         std::fill(tops_, tops_ + rows_, -INFINITY);
         std::fill(totals_, totals_ + rows_ * LANES, 0.0f);

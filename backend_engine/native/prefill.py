@@ -83,9 +83,8 @@ class NativeAttentionPlan:
             or dim > MOST_HEAD_DIM
         ):
             return self._others(q, k, v)
-        if q.stride()[1:] != (dim, 1):
-            q = q.contiguous()
-        out = torch.empty((rows, heads, dim))
+        q = q.contiguous()
+        out = torch.empty((rows, heads, dim), dtype=torch.float32)
         visible, query_start, page_table = self._places
         spec = AttendSpec(
             requests=self.batch.requests,
@@ -97,7 +96,6 @@ class NativeAttentionPlan:
             window=self.window or 0,
             threads=torch.get_num_threads(),
             slots=k.shape[0],
-            q_stride=q.stride(0),
             visible=visible.data_ptr(),
             query_start=query_start.data_ptr(),
             page_table=page_table.data_ptr(),
@@ -140,9 +138,10 @@ class NativeOps(TorchOps):
             return super().rotated_into(qkv, turn, slots, k, v)
         rows, _, dim = qkv.shape
         cosines, sines, slots = turn.cos.contiguous(), turn.sin.contiguous(), slots.contiguous()
-        q = torch.empty((rows, turn.heads, dim))
+        q = torch.empty((rows, turn.heads, dim), dtype=torch.float32)
         spec = TurnSpec(
             rows=rows,
+            pool_slots=k.shape[0],
             heads=turn.heads,
             kv_heads=turn.kv_heads,
             head_dim=dim,
@@ -156,14 +155,17 @@ class NativeOps(TorchOps):
             v=v.data_ptr(),
             eps=turn.eps,
         )
-        self._prefill.functions.promptsluice_turn(self._prefill.handle, ctypes.byref(spec), torch.get_num_threads())
+        outcome = self._prefill.functions.promptsluice_turn(
+            self._prefill.handle, ctypes.byref(spec), torch.get_num_threads()
+        )
+        assert outcome == DONE, "a row's slot lies outside the pool"
         return q
 
     def gated(self, gate_up: Tensor, activation: str) -> Tensor:
         rows, width = gate_up.shape
         if not self._prefill.serves(gate_up) or width // 2 % self._prefill.lanes:
             return super().gated(gate_up, activation)
-        out = torch.empty((rows, width // 2))
+        out = torch.empty((rows, width // 2), dtype=torch.float32)
         self._prefill.functions.promptsluice_gated(
             self._prefill.handle, gate_up.data_ptr(), rows, width // 2, activation == "gelu_tanh", out.data_ptr(),
             torch.get_num_threads(),

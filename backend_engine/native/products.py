@@ -29,7 +29,7 @@ class NativeProducts:
         """
         outputs, inputs = weight.shape
         x = x.contiguous()
-        out = torch.empty((x.shape[0], outputs))
+        out = torch.empty((x.shape[0], outputs), dtype=torch.float32)
         if x.shape[0] == 0:
             return out
         matrix = Matrix(

@@ -39,15 +39,16 @@ struct StepSpec {  // see StepBatch
 
 struct AttendSpec {  // of a layer, over a pool of float32
     int32_t requests, heads, kv_heads, head_dim, pages_width, page_size, window, threads;
-    int64_t slots, q_stride;
+    int64_t slots;
     const int32_t *visible, *query_start, *page_table;
-    const float *q, *k, *v;  // [rows, heads, head_dim] with q_stride, [slots, kv_heads, head_dim]
+    const float *q, *k, *v;  // [rows, heads, head_dim], [slots, kv_heads, head_dim]
     float *out;              // [rows, heads, head_dim]
     float scale;
 };
 
 struct TurnSpec {  // queries and keys are normed by head where there is a norm, and turned; keys and values go to slots
     int32_t rows, heads, kv_heads, head_dim;
+    int64_t pool_slots;
     const float *qkv;              // [rows, heads + 2 * kv_heads, head_dim]
     const float *cosines, *sines;  // [rows, head_dim], sines with their signs
     const float *norm;             // [heads + kv_heads, head_dim] or null

@@ -1,8 +1,12 @@
 // Threads that run a job's stages one after another. A stage is cut into tasks, of which threads take some as they come.
 //
-// There is no barrier: whoever ends a stage's last task finishes the stage and opens the next one. So a thread that the
-// system does not run holds nobody up unless it is in the middle of a task, and a job ends even if no thread but the
-// caller's ever runs. Within a job, threads without a task spin, then yield; between jobs they spin a little, then sleep.
+// Between stages there is no barrier: whoever ends a stage's last task finishes the stage and opens the next one. So a
+// thread that the system does not run holds nobody up unless it is in the middle of a task. Threads without a task
+// spin, then yield.
+//
+// The threads are those of a pool, where one was given (`use`): then the pool says how they wait between jobs, and a job
+// begins and ends with all of them. Else a team has its own: between jobs they spin a little, then sleep, and a job ends
+// even if no thread but the caller's ever runs.
 //
 // A fork copies a team without its threads. The copy is seen by its process number, and hires threads of its own: the
 // others' handles and what they slept on are left as they are, for to join or to destroy them is to wait forever.
@@ -51,6 +55,10 @@ class Team {
     // Runs a job on `threads` threads, the caller's among them, or on fewer if there are no more. One job at a time.
     void run(Job &job, int threads) {
         if (job.stages() == 0) return;
+        if (job.stages() == 1 && job.tasks(0) == 1) {  // nobody else is worth waking
+            job.run(0, 0, 1);
+            return job.finish(0);
+        }
         Pool pool = pool_.load(std::memory_order_acquire);
         if (getpid() != pool_process_) pool = nullptr;  // a fork is without the pool's threads, which that does not know
         resize(pool ? 1 : threads);

@@ -200,7 +200,7 @@ inline auto largest(Value value) {
 
 inline Vec magnitude(Vec value) { return (Vec)((Words)value & 0x7fffffffu); }
 
-// 2^x to about two units in the last place; what float32 does not hold counts as the nearest that it does. The polynomial
+// 2^x to about two units in the last place; x counts as at least -126 and at most 127. The polynomial
 // has the least relative error, 7.5e-8, for a rest of at most half a unit.
 inline Vec power_of_two(Vec x) {
     constexpr float rounder = 12582912.0f;  // 1.5 * 2^23: its sum's low bits are the whole part

@@ -68,8 +68,9 @@ class RoundedMatrix:
     def product(self, x: Tensor, bias: Tensor | None, tiling: Tiling | None = None) -> Tensor:
         """`x` [rows, in] times the matrix, [rows, out], reading it in its few bits."""
         (rows, inputs), out_columns = x.shape, self.shape[0]
-        tiling = tiling or tiling_of(rows, inputs, out_columns, packed=self.least is not None)
-        tiling = fitting(tiling, x.element_size(), shared_bytes(x.device))
+        if tiling is None:
+            measured = tiling_of(rows, inputs, out_columns, packed=self.least is not None)
+            tiling = fitting(measured, x.element_size(), shared_bytes(x.device))
         out = torch.empty((rows, out_columns), dtype=x.dtype, device=x.device)
         constants: dict[str, Any] = {
             "PACKED": self.least is not None,
@@ -129,7 +130,7 @@ def _narrow(rows: int, *, packed: bool) -> Tiling:
 
 
 def fitting(tiling: Tiling, element_size: int, room: int) -> Tiling:
-    """The tiling with as few stages and inputs at once as a program's `room` of shared memory [bytes] asks for.
+    """The tiling with as few stages, inputs and rows at once as a program's `room` of shared memory [bytes] asks for.
 
     Tilings were chosen on an H200 with activations of 16 bits: float32 takes more room, and other cards have less.
     """
@@ -138,6 +139,8 @@ def fitting(tiling: Tiling, element_size: int, room: int) -> Tiling:
             tiling = replace(tiling, stages=tiling.stages - 1)
         elif tiling.block_k > 2 * GROUP:
             tiling = replace(tiling, block_k=tiling.block_k // 2)
+        elif tiling.block_m > 16:
+            tiling = replace(tiling, block_m=tiling.block_m // 2)
         else:
             break
     return tiling

@@ -163,10 +163,12 @@ def test_native_over_several_blocks(native: AttentionBackend, dim: int, group: i
     pages = list(range(400))
     random.Random(dim).shuffle(pages)
     scattered = [row for row in range(20, 330) if row % 3]
+    seen = [random.Random(row).randint(row + 1, 331) for row in scattered]
     parts = [
         RequestRows(ids=[0], indices=[309], pages=pages[:78]),
         RequestRows(ids=range(5), indices=[3, 50, 90, 160, 199], pages=pages[78:128]),
         RequestRows(ids=scattered, indices=scattered, pages=pages[128:211]),
+        RequestRows(ids=scattered, indices=scattered, pages=pages[312:395], visible=seen, key_count=331),
         RequestRows(ids=range(101), indices=range(101), pages=pages[211:237]),
         RequestRows(ids=range(150), indices=range(150, 300), pages=pages[237:312]),
     ]
@@ -193,6 +195,17 @@ def test_a_native_row_depends_on_nothing_beside_it(native: AttentionBackend) -> 
                 assert torch.equal(attended(rows, threads), whole[rows]), rows
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("rows", [[209], [200, 203, 209], list(range(150, 210))])
+def test_native_reads_nothing_into_a_window_from_before_it(native: AttentionBackend, rows: list[int]) -> None:
+    """What lies before a window may be read with the block that it begins in, but never shows."""
+    pages = list(range(60))
+    random.Random(1).shuffle(pages)
+    unread = (rows[0] - 69) // PAGE
+    check(
+        [RequestRows(ids=rows, indices=rows, pages=pages)], pages=60, backend=native, dim=16, window=70, unread=unread
+    )
 
 
 def test_native_refuses_places_outside_the_pool(native: AttentionBackend) -> None:

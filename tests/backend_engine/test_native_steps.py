@@ -229,7 +229,9 @@ def test_other_instruction_sets(library: Library, machine: str, tmp_path: Path) 
     other = Library(loaded, loaded.promptsluice_lanes())
     assert other.lanes == (8 if machine == "haswell" else 4)
     for kind in KINDS:
-        Pair(other, spec_of(kind)).compare(*mixed(shuffled(60)))
+        pair = Pair(other, spec_of(kind))
+        pair.compare(*mixed(shuffled(60)))
+        pair.compare(*many(shuffled(120)))
     Pair(other, spec_of("llama"), forms=int8_forms()).compare(*mixed(shuffled(60)), tolerance=3e-3)
     pair = Pair(other, spec_of("llama"), dtype=torch.bfloat16)
     assert torch.isfinite(pair.run(*mixed(shuffled(60)))).all()
@@ -268,6 +270,38 @@ def test_a_row_depends_neither_on_its_neighbours_nor_on_threads(library: Library
             assert torch.equal(pair.run(*others[:count], one)[-1:], alone)
 
 
+def many(pages: list[int]) -> list[RequestRows]:
+    """More rows than a native step has: a prefill, a second chunk, rows anywhere, and a decode beside them."""
+    scattered = [row for row in range(5, 130) if row % 3]
+    return [
+        rows(0, 110, pages[:28]),
+        rows(37, 70, pages[28:55], seed=1),
+        RequestRows(ids=[row % 90 for row in scattered], indices=scattered, pages=pages[55:88], logits=[0, 82]),
+        rows(90, 1, pages[88:111], seed=2),
+    ]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_steps_of_many_rows(library: Library, kind: str) -> None:
+    Pair(library, spec_of(kind)).compare(*many(shuffled(120)))
+
+
+def test_steps_of_many_rows_with_int8_weights(library: Library) -> None:
+    Pair(library, spec_of("llama"), forms=int8_forms()).compare(*many(shuffled(120)), tolerance=5e-3)
+
+
+def test_a_default_dtype_that_others_have_set_changes_nothing(library: Library) -> None:
+    """transformers sets one for the whole process while it makes a model, in whatever thread."""
+    pair, parts = Pair(library, spec_of("llama")), many(shuffled(120))
+    expected = pair.run(*parts)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        assert torch.equal(pair.run(*parts), expected)
+    finally:
+        torch.set_default_dtype(before)
+
+
 def test_what_is_not_a_native_step(library: Library) -> None:
     pair = Pair(library, spec_of("llama"))
     for count in (MOST_ROWS, MOST_ROWS + 1):
@@ -282,6 +316,12 @@ def test_places_that_do_not_exist_are_refused(library: Library) -> None:
             pair.run(RequestRows(ids=[wrong], indices=[0], pages=[0], logits=[0]))
     with pytest.raises(AssertionError, match="pool"):
         pair.run(RequestRows(ids=[1], indices=[5], pages=[0, 4], logits=[0]))
+    count = MOST_ROWS + 1
+    batch = build_batch(
+        [RequestRows(ids=[1] * count, indices=range(count), pages=range(17), logits=[0])], page_size=PAGE
+    )
+    with pytest.raises(AssertionError, match="pool"):
+        pair.native.forward(batch, pair.pool)
 
     def changed(**fields: Any) -> StepBatch:
         return replace(build_batch([rows(0, 1, [0])], page_size=PAGE), **fields)
