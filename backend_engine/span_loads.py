@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -71,10 +72,14 @@ class SpanLoader:
                 [span for one in promised for span in one.spans], np.concatenate([one.slots for one in promised])
             )
         ]
-        loads = _SpanLoads(groups, self._pool, self._ops, self._stream, self._ropes)
+        again = partial(self._promise_again, promised)
+        loads = _SpanLoads(groups, self._pool, self._ops, self._stream, self._ropes, again=again)
         self._promised = []  # not before: without memory for copies a step fails, not who was admitted beside it
         self._reading.append(loads)  # kernels read memory that nobody else may hold any more
         return loads
+
+    def _promise_again(self, promised: Sequence[_Promised]) -> None:
+        self._promised = [*promised, *self._promised]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,38 +101,56 @@ class _Group:
 
 
 class _SpanLoads:
-    """See tiers.base.Loads."""
+    """See tiers.base.Loads. Where a layer cannot be begun, all of it is promised `again`, to whoever still wants it."""
 
     def __init__(
-        self, groups: Sequence[_Group], pool: KVPool, ops: FusedOps, stream: SideStream, ropes: LayerRopes
+        self,
+        groups: Sequence[_Group],
+        pool: KVPool,
+        ops: FusedOps,
+        stream: SideStream,
+        ropes: LayerRopes,
+        *,
+        again: Callable[[], None],
     ) -> None:
         self._groups = groups
         self._pool = pool
         self._ops = ops
         self._stream = stream
-        self._layers = len(ropes.specs)
-        self._ends = deque(_ends(ropes))
+        self._again = again
+        self._ends = deque(_ends(ropes))  # of what is still to begin
         self._marks: list[Mark] = []  # of each layer that is begun
-        stream.follow()  # the slots were others', whose steps may still run
+        stream.follow()  # the slots were others', whose steps may still run, and the groups' tables are on their way
 
     @property
     def ended(self) -> bool:
         """Whether nothing is read any more."""
-        return len(self._marks) == self._layers and self._marks[-1].reached
+        return not self._ends and self._marks[-1].reached
 
     def wait(self, layer: int) -> None:
         self.begin()
         self._marks[layer].hold()
 
     def begin(self) -> None:
-        while len(self._marks) < self._layers:
-            together = range(len(self._marks), self._ends[0])
-            self._stream.run(lambda together=together: self._bring(together))
-            self._marks += [self._stream.mark()] * len(together)
-            self._ends.popleft()
+        try:
+            while self._ends:
+                together = range(len(self._marks), self._ends[0])
+                self._stream.run(lambda together=together: self._bring(together))
+                self._marks += [self._stream.mark()] * len(together)
+                self._ends.popleft()
+        except BaseException:
+            self._give_up()
+            raise
 
     def settle(self) -> None:
         self.begin()
+        self._marks[-1].hold()
+
+    def _give_up(self) -> None:
+        """The step fails; what is under way comes before anybody else writes, and the rest never."""
+        self._ends.clear()
+        self._again()
+        self._marks.append(self._stream.mark())
         self._marks[-1].hold()
 
     def _bring(self, layers: range) -> None:

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 import torch
@@ -14,10 +13,17 @@ from .transfers import carried
 
 @dataclass(frozen=True)
 class SpanRows:
-    """`blocks` one after the other, all of one kind and dtype, and readable for kernels of `device`."""
+    """`blocks` one after the other, all of one kind and dtype, and readable for kernels of `device`.
+
+    `owners` is the block of each row, int32 [rows]. `origins` is of each block its first row's number, then for keys,
+    values, and the scales of both, if there are any: the address of the first row in layer 0, and how many bytes
+    farther the next row and the next layer are; int64 [blocks, 7 or 13]. Both are on the device.
+    """
 
     blocks: tuple[Block, ...]
     device: torch.device
+    owners: Tensor
+    origins: Tensor
 
     @classmethod
     def readable(cls, blocks: Sequence[Block], *, device: torch.device, dtype: torch.dtype) -> "SpanRows":
@@ -25,11 +31,16 @@ class SpanRows:
 
         def reachable(part: Tensor) -> Tensor:
             wanted = part.dtype if rounded else dtype
-            here = part.device.type == device.type or (device.type == "cuda" and part.is_pinned())
+            here = part.device == device or (device.type == "cuda" and part.is_pinned())
             return part if here and part.dtype == wanted and _dense(part) else part.to(device, wanted).contiguous()
 
         rounded = isinstance(blocks[0], RoundedBlock)
-        return cls(tuple(block.mapped(reachable) for block in blocks), device)
+        there = tuple(block.mapped(reachable) for block in blocks)
+        tokens = [block.tokens for block in there]
+        firsts = np.cumsum([0, *tokens[:-1]])
+        table = [[first, *_origin(block)] for first, block in zip(firsts, there, strict=True)]
+        owners = carried(np.repeat(np.arange(len(tokens), dtype=np.int32), tokens), device)
+        return cls(there, device, owners, carried(np.array(table, dtype=np.int64), device))
 
     @property
     def dtype(self) -> torch.dtype:
@@ -45,21 +56,6 @@ class SpanRows:
         """A layer's keys and values, [rows, kv_heads, head_dim] each, on the device, in float32 if they are rounded."""
         layers = [block.mapped(lambda part: part[index : index + 1].to(self.device)).widened() for block in self.blocks]
         return torch.cat([one.k[0] for one in layers]), torch.cat([one.v[0] for one in layers])
-
-    @cached_property
-    def owners(self) -> Tensor:
-        """The block of each row, int32 [rows]."""
-        tokens = [block.tokens for block in self.blocks]
-        return carried(np.repeat(np.arange(len(tokens), dtype=np.int32), tokens), self.device)
-
-    @cached_property
-    def origins(self) -> Tensor:
-        """Of each block its first row's number, then for keys, values, and the scales of both, if there are any: the
-        address of the first row in layer 0, and how many bytes farther the next row and the next layer are; int64
-        [blocks, 7 or 13]."""
-        firsts = np.cumsum([0, *(block.tokens for block in self.blocks[:-1])])
-        table = [[first, *_origin(block)] for first, block in zip(firsts, self.blocks, strict=True)]
-        return carried(np.array(table, dtype=np.int64), self.device)
 
 
 def _dense(part: Tensor) -> bool:

@@ -1,6 +1,6 @@
 """Spans that come in beside the steps, as late as they may: like written at once, and never over anybody's pages."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from promptsluice.backend_engine import span_rows
 from promptsluice.backend_engine.engine import Engine
 from promptsluice.backend_engine.fused import fused_ops
 from promptsluice.backend_engine.loader import LoadedModel, load_model
@@ -16,6 +17,8 @@ from promptsluice.backend_engine.pool import KVPool
 from promptsluice.backend_engine.rounded_kv import Block, RoundedBlock
 from promptsluice.backend_engine.span_loads import SpanLoader
 from promptsluice.backend_engine.span_rows import SpanRows
+from promptsluice.backend_engine.tiers.empty import NO_LOADS
+from promptsluice.backend_engine.tiers.streams import InlineStream, SideStream
 from promptsluice.backend_engine.types import GenerationRequest, KVBlock, Reuse, ReusedSpan, RowChooser, SamplingParams
 from promptsluice.prompt.errors import PromptsluiceError
 from torch import Tensor
@@ -61,7 +64,7 @@ def reference(tiny_llama_dir: Path) -> Reference:
     return Reference(tiny_llama_dir)
 
 
-def late_engine(model: LoadedModel, stream: LateStream, *, pages: int = 200, step_tokens: int = 128) -> Engine:
+def late_engine(model: LoadedModel, stream: SideStream, *, pages: int = 200, step_tokens: int = 128) -> Engine:
     options = EngineOptions(
         pages=pages, page_size=4, stall=None, step_tokens=step_tokens, max_running=16, guessed_tokens=0
     )
@@ -220,31 +223,45 @@ def test_only_what_is_still_wanted_is_brought(model: LoadedModel, wanted: bool) 
     loader.loads().settle()  # each is brought once
 
 
-def test_a_device_without_memory_for_copies_forgets_nobodys_spans(
-    model: LoadedModel, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize("where", ["copies", "tables", "first layers", "last layers"])
+def test_a_device_without_memory_forgets_nobodys_spans(
+    model: LoadedModel, monkeypatch: pytest.MonkeyPatch, where: str, times: int
 ) -> None:
-    """Of the requests that were admitted, only some are in the step that fails."""
-    readable, failures = SpanRows.readable, iter([True])
+    """Of the requests that were admitted, only some are in the step that fails, which says why it did."""
+    last, failures = model.spec.layers - 1, iter([f"no memory, the {nth}." for nth in range(1, times + 1)])
+    ops = type(fused_ops(model.decoder.device))
+    owner, name, there = {
+        "copies": (SpanRows, "readable", lambda *args: True),
+        "tables": (span_rows, "carried", lambda *args: True),
+        "first layers": (ops, "placed", lambda *args: 0 in args[2]),
+        "last layers": (ops, "placed", lambda *args: last in args[2]),
+    }[where]
+    real = getattr(owner, name)
 
-    def without_memory(blocks: Iterable[KVBlock], **about: Any) -> SpanRows:
-        if next(failures, False):
-            raise torch.OutOfMemoryError("no memory")
-        return readable(blocks, **about)
+    def without_memory(*args: Any, **about: Any) -> Any:
+        failure = next(failures, None) if there(*args) else None
+        if failure is not None:
+            raise torch.OutOfMemoryError(failure)
+        return real(*args, **about)
 
     others, requests = [random_ids(100, seed) for seed in (1, 2, 3)], list[GenerationRequest]()
     for ids in others:
         requests.append(replace(greedy(ids), reuse=Reuse(spans=spans(stored(model, ids)))))
     expected = [alone(tiny_engine(model), request).tokens for request in requests]
-    engine, sinks = late_engine(model, LateStream(), step_tokens=16), [Collected() for _ in requests]
+    engine, sinks = late_engine(model, InlineStream(), step_tokens=16), [Collected() for _ in requests]
     for request, sink in zip(requests, sinks, strict=True):
         engine.add(request, sink)
-    monkeypatch.setattr(SpanRows, "readable", without_memory)
-    with pytest.raises(torch.OutOfMemoryError):
-        engine.step()
-    assert engine._plan is not None and len(engine._plan.sequences) < len(requests) == engine.stats().running
-    engine.relieve()
+    monkeypatch.setattr(owner, name, without_memory)
+    for nth in range(1, times + 1):
+        with pytest.raises(torch.OutOfMemoryError, match=f"the {nth}."):
+            engine.step()
+        assert engine._plan is not None and len(engine._plan.sequences) < engine.stats().running
+        engine.relieve()
     finish(engine)
     assert [sink.tokens for sink in sinks] == expected
+    loader = engine._pages._spans
+    assert isinstance(loader, SpanLoader) and loader.loads() is NO_LOADS and not loader._reading
     assert_idle(engine)
 
 
