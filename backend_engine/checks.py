@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from ..prompt.errors import BadRequest, ContextTooLong
 from .loader import LoadedModel
+from .rounded_kv import flaw_of
 from .sequence import Rows
 from .types import GenerationRequest, Reuse
 
@@ -60,13 +61,14 @@ def _check_reuse(reuse: Reuse, model: LoadedModel, *, prompt: int) -> None:
     if reuse.selector is not None and reuse.chooser is not None:
         raise BadRequest("rows are named by a selector or by a chooser, not by both", param="reuse")
     for span in reuse.spans:
-        shape = (spec.layers, span.kv.tokens, spec.kv_heads, spec.head_dim)
+        if flaw := flaw_of(span.kv):  # kernels read it by its address
+            raise BadRequest(f"a reused span is not whole: {flaw}", param="reuse")
         if span.start < end or span.stop > prompt:
             raise BadRequest(
                 f"reused spans must ascend within the {prompt} prompt tokens; {span.start} to {span.stop} does not",
                 param="reuse",
             )
-        if span.kv.k.shape != shape or span.kv.v.shape != shape:
+        if span.kv.k.shape != (shape := (spec.layers, span.kv.tokens, spec.kv_heads, spec.head_dim)):
             raise BadRequest(
                 f"a reused span has the shape {tuple(span.kv.k.shape)}; this model needs {shape}", param="reuse"
             )

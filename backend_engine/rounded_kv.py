@@ -168,6 +168,23 @@ class RoundedBlock:
 
 Block = KVBlock | RoundedBlock
 
+
+def flaw_of(block: Block) -> str | None:
+    """What is wrong with the tensors of a block as such, whatever the model; None if nothing is."""
+    k, v, *scales = block.tensors
+    if k.dim() != 4:
+        return f"k has {k.dim()} dimensions, not 4 (layers, tokens, heads, head size)"
+    if v.shape != k.shape or v.dtype != k.dtype:
+        return f"v is {v.dtype} {tuple(v.shape)}, but k is {k.dtype} {tuple(k.shape)}"
+    if not (k.dtype in MOST if scales else k.is_floating_point() and k.dtype not in MOST):
+        return f"k and v are {k.dtype} {'with' if scales else 'without'} scales"
+    wrong = next((one for one in scales if one.shape != k.shape[:-1] or one.dtype != torch.float32), None)
+    if wrong is not None:
+        needed = tuple(k.shape[:-1])
+        return f"k_scales and v_scales must be torch.float32 {needed}, found {wrong.dtype} {tuple(wrong.shape)}"
+    return None
+
+
 Stored = Tensor | RoundedKV
 """One layer's keys or values in a pool."""
 

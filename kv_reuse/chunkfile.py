@@ -15,7 +15,7 @@ import torch
 import xxhash
 from torch import Tensor
 
-from ..backend_engine.rounded_kv import Block, RoundedBlock
+from ..backend_engine.rounded_kv import Block, RoundedBlock, flaw_of
 from ..backend_engine.types import KVBlock
 from .keys import FORMAT_VERSION, ChunkKey, ids_from_bytes, ids_to_bytes
 from .store import StoredChunk
@@ -46,7 +46,7 @@ def encode(key: ChunkKey, chunk: StoredChunk) -> bytes:
 
 
 def decode(data: bytes | Tensor, *, key: ChunkKey) -> StoredChunk:
-    """The chunk in `data`; raises DamagedChunk unless it is, bit for bit, what was encoded under `key`.
+    """The chunk in `data`; raises DamagedChunk unless it is, bit for bit, what was encoded under `key`, and whole.
 
     The chunk's tensors are views of `data` if that is a tensor, uint8 [bytes]; else of a copy.
     """
@@ -64,8 +64,12 @@ def decode(data: bytes | Tensor, *, key: ChunkKey) -> StoredChunk:
             raise DamagedChunk(f"{name} is {header.get(name)!r}, not {value!r}")
     if not {"ids", *_PLAIN} <= set(tensors) or header.get("checksum") != _checksum(expected, tensors):
         raise DamagedChunk("the checksum does not match the content")
-    ids, kv = tuple(tensors.pop("ids").tolist()), _block(tensors)
-    return StoredChunk(ids, kv, int(position), flops=_flops(header))
+    ids, kv = tensors.pop("ids"), _block(tensors)
+    if flaw := flaw_of(kv):
+        raise DamagedChunk(flaw)
+    if ids.shape != (key.tokens,) or kv.tokens != key.tokens:
+        raise DamagedChunk(f"it has KV of {kv.tokens} tokens and {ids.numel()} ids, not {key.tokens}")
+    return StoredChunk(tuple(ids.tolist()), kv, int(position), flops=_flops(header))
 
 
 def _names(block: Block) -> tuple[str, ...]:

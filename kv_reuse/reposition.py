@@ -32,7 +32,8 @@ def repositioned(block: KVBlock, ropes: LayerRopes, *, old: int, new: int) -> KV
     """
     require_movable(ropes.specs)
     device = ropes.device
-    k, v = block.k.to(device, non_blocking=True), block.v.to(device, non_blocking=True)
+    ahead = device.type == "cuda"  # its kernels come after the copy; the host would read before it has ended
+    k, v = block.k.to(device, non_blocking=ahead), block.v.to(device, non_blocking=ahead)
     if old != new:
         places = torch.arange(block.tokens, device=device)
         k = ropes.move(k.float(), places + old, places + new).to(k.dtype)

@@ -1,11 +1,13 @@
 """Reused spans in the engine: what is run, what is counted, what may enter the prefix tree. Blending: see kv_reuse."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import torch
 from promptsluice.backend_engine.engine import Engine
 from promptsluice.backend_engine.loader import LoadedModel
+from promptsluice.backend_engine.rounded_kv import Block, RoundedBlock
 from promptsluice.backend_engine.types import GenerationRequest, KVBlock, Reuse, ReusedSpan, SamplingParams
 from promptsluice.prompt.errors import BadRequest
 from torch import Tensor
@@ -148,6 +150,29 @@ def test_kv_of_another_model_is_refused(model: LoadedModel) -> None:
     with pytest.raises(BadRequest, match="shape"):
         reuse = Reuse(spans=(ReusedSpan(0, KVBlock(*torch.zeros(2, 3, 10, 2, 16))),))
         tiny_engine(model).add(replace(greedy(IDS), reuse=reuse), Collected())
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda kv: replace(kv, k_scales=kv.k_scales[:, :3]), r"float32 \(4, 10, 2\), found torch.float32 \(4, 3, 2\)"),
+        (lambda kv: replace(kv, v_scales=kv.v_scales.half()), "found torch.float16"),
+        (lambda kv: replace(kv, v=kv.v.view(torch.float8_e4m3fn)), "v is torch.float8_e4m3fn"),
+        (lambda kv: replace(kv, v=kv.v[:, :9]), "v is torch.int8"),
+        (lambda kv: KVBlock(kv.k, kv.v), "int8 without scales"),
+        (lambda kv: replace(kv, k=kv.k.float(), v=kv.v.float()), "float32 with scales"),
+        (lambda kv: KVBlock(kv.k_scales, kv.v_scales), "3 dimensions"),
+    ],
+)
+def test_spans_whose_tensors_do_not_belong_together_are_refused(
+    model: LoadedModel, change: Callable[[RoundedBlock], Block], reason: str
+) -> None:
+    kv = RoundedBlock.of(KVBlock(*torch.ones(2, 4, 10, 2, 16)), torch.int8)
+    engine = tiny_engine(model)
+    engine.add(replace(greedy(IDS), reuse=Reuse(spans=(ReusedSpan(0, kv),))), Collected())
+    with pytest.raises(BadRequest, match=f"a reused span is not whole: .*{reason}") as caught:
+        engine.add(replace(greedy(IDS), reuse=Reuse(spans=(ReusedSpan(0, change(kv)),))), Collected())
+    assert caught.value.param == "reuse"
 
 
 @pytest.mark.parametrize(("ratio", "layer"), [(1.5, 1), (-0.1, 1), (0.5, 4), (0.5, -1)])

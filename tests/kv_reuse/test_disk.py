@@ -100,6 +100,44 @@ def test_a_file_with_other_tensors_is_damaged(name: str):
         decode(raw, key=key)
 
 
+def rounded_of(chunk: StoredChunk) -> dict[str, torch.Tensor]:
+    assert isinstance(chunk.kv, KVBlock)
+    block = RoundedBlock.of(chunk.kv, torch.int8)
+    return {"k": block.k, "v": block.v, "k_scales": block.k_scales, "v_scales": block.v_scales}
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda own: {"k_scales": own["k_scales"].half()}, "must be torch.float32 .*, found torch.float16"),
+        (
+            lambda own: {"v_scales": own["v_scales"][:, :3].contiguous()},
+            r"\(2, 5, 3\), found torch.float32 \(2, 3, 3\)",
+        ),
+        (lambda own: {"v_scales": own["v_scales"][..., None]}, r"found torch.float32 \(2, 5, 3, 1\)"),
+        (lambda own: {"v": own["v"].view(torch.float8_e4m3fn)}, "v is torch.float8_e4m3fn .* but k is torch.int8"),
+        (lambda own: {"v": own["v"][:, :4].contiguous()}, r"v is torch.int8 \(2, 4, 3, 2\), but k"),
+        (lambda own: {name: own[name].float() for name in "kv"}, "k and v are torch.float32 with scales"),
+        (lambda own: {"k": own["k"][0], "v": own["v"][0]}, "k has 3 dimensions"),
+        (lambda own: {name: own[name][:, :4].contiguous() for name in own}, "KV of 4 tokens and 5 ids, not 5"),
+        (lambda own: {"ids": torch.arange(4, dtype=torch.int32)}, "KV of 5 tokens and 4 ids, not 5"),
+        (lambda own: {"k_scales": None, "v_scales": None}, "k and v are torch.int8 without scales"),
+    ],
+)
+def test_a_file_whose_tensors_do_not_belong_together_is_damaged(
+    change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor | None]], reason: str
+):
+    """With a checksum that is right: kernels follow addresses and would read what lies behind them."""
+    key, chunk = make(1)
+    own = rounded_of(chunk)
+    changed = {"ids": torch.tensor(chunk.ids, dtype=torch.int32), **own, **change(own)}
+    tensors = {name: tensor for name, tensor in changed.items() if tensor is not None}
+    metadata = chunkfile._metadata(key, 0, 0.0)
+    raw = safetensors.torch.save(tensors, metadata | {"checksum": chunkfile._checksum(metadata, tensors)})
+    with pytest.raises(DamagedChunk, match=reason):
+        decode(raw, key=key)
+
+
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [
