@@ -4,10 +4,12 @@ Run: python benchmarks/engine_cpu.py [--threads 2] [--peer llama.cpp=PYTHON] [--
 
 Each peer is a process of its own, in the environment of PYTHON (one that has llama-cpp-python, or vllm); `vllm=URL` is
 a server that runs already, for vLLM takes minutes to start. All subjects take turns within each round, so that a busy
-machine slows all of them; figures are medians over the rounds. Prompts are random ids, new in each round; a repeated
-one is repeated five times, of which the median counts. llama.cpp reads the same weights as float16, or FILE. The floor
-of a decode step is its bytes of weights over the measured memory rate (of torch's sum, or of the product of one row
-with the output matrix, which may read faster), that of a prefill its operations over the measured float32 product rate.
+machine slows all of them, and each turn begins with a short prompt that does not count: after a pause of seconds the
+first one takes a tenth longer. Figures are medians over the rounds. Prompts are random ids, new in each round; a
+repeated one is repeated five times, of which the median counts. llama.cpp reads the same weights as float16, or FILE.
+The floor of a decode step is its bytes of weights over the measured memory rate (of torch's sum, or of the product of
+one row with the output matrix, which may read faster), that of a prefill its operations over the measured float32
+product rate.
 """
 
 import argparse
@@ -30,7 +32,7 @@ from promptsluice.backend_engine.loader import LoadedModel, load_model
 from rich.console import Console
 from rich.table import Table
 
-DECODE_PROMPT, DECODE_TOKENS, AGAIN = 64, 24, 5
+DECODE_PROMPT, DECODE_TOKENS, AGAIN, WARM_PROMPT = 64, 24, 5, 256
 
 
 def best(seconds: Callable[[], object], times: int = 5) -> float:
@@ -101,6 +103,7 @@ def measure(found: list[Subject], vocab: int, prompts: list[int], rounds: int) -
         for tokens in prompts if number else prompts[:1]:
             prompt = ids(tokens)
             for subject in found:
+                subject.ttft(ids(WARM_PROMPT))
                 taken[subject.name, f"TTFT {tokens}"].append(subject.ttft(prompt) * 1e3)
                 if tokens == 2048:
                     again = [subject.again(prompt) * 1e3 for _ in range(AGAIN if subject.caches else 1)]
@@ -109,6 +112,7 @@ def measure(found: list[Subject], vocab: int, prompts: list[int], rounds: int) -
         for batch in (1, 8):
             chosen = [ids(DECODE_PROMPT) for _ in range(batch)]
             for subject in found:
+                subject.ttft(ids(WARM_PROMPT))
                 rate = batch / subject.step(chosen, DECODE_TOKENS)
                 taken[subject.name, f"tokens/s, batch {batch}"].append(rate)
                 rest(subject)
