@@ -34,7 +34,7 @@ from promptsluice.backend_engine.spec import ModelSpec, spec_from_config
 from promptsluice.backend_engine.types import GenerationRequest, SamplingParams
 from promptsluice.backend_engine.weights import load_weights
 from promptsluice.kv_reuse import KeySpace, Reuser, StoredChunk, open_store
-from promptsluice.kv_reuse.rounding import ChunkDtype, chosen_dtype, chunk_fingerprint, rounded
+from promptsluice.kv_reuse.rounding import ChunkDtype, chosen_dtype, chunk_fingerprint, kept
 from rich.console import Console
 from rich.table import Table
 
@@ -98,7 +98,7 @@ class Bench:
         self._engine.add(GenerationRequest(ids=ids, sampling=SamplingParams(max_tokens=0), keep_kv=True), sink)
         drained(self._engine, [sink])
         assert sink.result is not None and sink.result.kv is not None
-        return rounded(sink.result.kv, self._dtype).mapped(lambda part: part.cpu())
+        return kept(sink.result.kv, self._dtype)
 
     @property
     def token_bytes(self) -> float:

@@ -3,7 +3,7 @@
 Which texts are chunks the caller knows, or `finder` does. Not here: the blended forward itself (the engine's).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import NamedTuple
@@ -227,7 +227,10 @@ class Reuser:
         return self._min_tokens <= tokens <= self._spec.max_context
 
     def _loaded(self, chunks: Sequence[Ids], space: KeySpace, anchors: Sequence[Anchor]) -> dict[Ids, "_Found | None"]:
-        """The best of each chunk. What has to be waited for is read beside each other, what is in memory is not."""
+        """The best of each chunk. What has to be waited for is read beside each other, what is in memory is not.
+
+        Of a chunk whose best key is in memory no other one is looked up; else slow tiers are asked for it first.
+        """
         keys = {ids: space.keys(ids, anchors=anchors) for ids in chunks}
         found = {ids: self._best(ids, keys[ids]) for ids in chunks if self._store.at_hand(keys[ids][0])}
         slow = [ids for ids in chunks if ids not in found]
@@ -237,13 +240,22 @@ class Reuser:
 
     def _best(self, ids: Ids, keys: Sequence[ChunkKey]) -> _Found | None:
         """The chunk under the first of `keys` that is stored. A chunk that is nowhere counts as one miss."""
-        there = [rank for rank, key in enumerate(keys) if self._store.contains(key)]
-        for rank in there or [0]:
+        for rank in self._ranks(keys):
             chunk = self._store.get(keys[rank])
             if chunk is not None:
                 assert chunk.ids == ids, "a content key must not name other content"
                 return _Found(chunk, rank)
         return None
+
+    def _ranks(self, keys: Sequence[ChunkKey]) -> Iterator[int]:
+        """Of the keys that are stored, each when the one before was no good; the first one if there are none."""
+        none = True
+        for rank, key in enumerate(keys):
+            if self._store.contains(key):
+                none = False
+                yield rank
+        if none:
+            yield 0
 
     def _placed(self, chunk: StoredChunk, place: Match, tokens: int) -> ReusedSpan:
         block = chunk.kv.part(place.offset, place.offset + tokens)

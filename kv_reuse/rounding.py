@@ -6,6 +6,7 @@ What is rounded has keys of its own, so that neither kind is ever taken for the 
 from typing import Literal
 
 import torch
+from torch import Tensor
 
 from ..backend_engine.rounded_kv import ROUNDED, Block, RoundedBlock, rounded_dtype
 from ..backend_engine.types import KVBlock
@@ -38,6 +39,15 @@ def chunk_fingerprints(fingerprint: str) -> tuple[str, ...]:
     return fingerprint, *(f"{fingerprint}-chunks-{name}" for name in ROUNDED)
 
 
-def rounded(block: KVBlock, dtype: ChunkDtype) -> Block:
-    """The block as chunks of a dtype that was chosen are kept, where it lies."""
-    return RoundedBlock.of(block, ROUNDED[dtype]) if dtype in ROUNDED else block
+def kept(block: KVBlock, dtype: ChunkDtype) -> Block:
+    """The block as chunks of a dtype that was chosen are kept, on the CPU, in memory of its own.
+
+    A layer at a time: all of a long chunk in float32 is more than a device has left beside its pool.
+    """
+    if dtype not in ROUNDED:
+        return block.mapped(lambda part: part.to("cpu").clone().contiguous())
+    layers = [
+        RoundedBlock.of(block.mapped(lambda part, at=at: part[at : at + 1]), ROUNDED[dtype]).mapped(Tensor.cpu)
+        for at in range(len(block.k))
+    ]
+    return RoundedBlock(*(torch.cat(parts) for parts in zip(*(layer.tensors for layer in layers), strict=True)))

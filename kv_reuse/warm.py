@@ -11,7 +11,7 @@ from ..backend_engine.types import GenerationRequest, KVBlock, Result, Reuse, Re
 from ..prompt.errors import ContextTooLong, Overloaded
 from .anchors import Anchor
 from .keys import ChunkKey, KeySpace
-from .rounding import ChunkDtype, rounded
+from .rounding import ChunkDtype, kept
 from .store import ChunkStore, StoredChunk
 
 Ids = tuple[int, ...]
@@ -171,7 +171,7 @@ def _request(ids: Ids, before: KVBlock | None, priority: int) -> GenerationReque
 def _owned(result: Result, *, skip: int, dtype: ChunkDtype) -> Block:
     """The KV behind the first `skip` tokens in `dtype`, on the CPU, in memory of its own."""
     assert result.kv is not None, "the engine was asked for the KV"
-    return rounded(result.kv.part(skip), dtype).mapped(lambda part: part.to("cpu").clone().contiguous())
+    return kept(result.kv.part(skip), dtype)
 
 
 def _batches(chunks: Sequence[Ids]) -> Iterator[list[Ids]]:

@@ -31,7 +31,7 @@ from ...kv_reuse.anchors import FILLER, Anchor
 from ...kv_reuse.blend import Reuser
 from ...kv_reuse.calibration import measured
 from ...kv_reuse.cuts import Breaks, breaks_of
-from ...kv_reuse.rounding import ChunkDtype
+from ...kv_reuse.rounding import ChunkDtype, chosen_dtype
 from ...kv_reuse.store import ChunkStore
 from ...policies.schema import EmbeddedBackend
 from ...prompt import BadRequest, ConfigError, Prompt, Segment
@@ -88,6 +88,7 @@ class EngineRoom:
         if spec.threads is not None:
             torch.set_num_threads(spec.threads)
         device = device_of(spec)
+        chunk_dtype = chosen_dtype(chunk_dtype, device)  # what the device refuses is refused before minutes of loading
         model = load_model(path, dtype=spec.dtype, device=device, quantize=spec.quantize, native=spec.native)
         if model.tokenizer is None:
             raise ConfigError(f"the model {spec.model} has no tokenizer; it cannot answer chat messages")
@@ -99,11 +100,10 @@ class EngineRoom:
             max_waiting_tokens=spec.queue_tokens,
             queue_timeout_s=spec.queue_timeout,
         )
-        service.start()
         plain = Tokenizer.from_str(model.tokenizer.backend.to_str())
         plain.encode_special_tokens = True
         sink = anchor_of(model.tokenizer, room=model.spec.max_context)
-        return cls(
+        room = cls(
             model=model,
             tokenizer=model.tokenizer,
             service=service,
@@ -124,6 +124,8 @@ class EngineRoom:
             defaults=defaults,
             _plain=plain,
         )
+        service.start()  # last: whatever is refused leaves no thread, which would hold the model
+        return room
 
     def encode(self, prompt: Prompt, *, chunks: frozenset[int], with_tools: bool) -> Tokens:
         """Ids of the chat; the segments `chunks` are tokenized on their own and come back as spans.

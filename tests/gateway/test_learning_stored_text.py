@@ -1,11 +1,14 @@
 """What of a chat is computed for next time, when, and what the planner is then told of it; on a tiny engine."""
 
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from promptsluice.gateway.backends import engine_room
 from promptsluice.gateway.backends.background import Lesson
 from promptsluice.gateway.backends.base import Call
 from promptsluice.gateway.backends.decisions import decided
@@ -15,7 +18,7 @@ from promptsluice.gateway.salts import Salts
 from promptsluice.kv_reuse import RamStore
 from promptsluice.policies import EmbeddedBackend, Policy
 from promptsluice.policies.stored import Stretch
-from promptsluice.prompt import Prompt, Report
+from promptsluice.prompt import ConfigError, Prompt, Report
 
 TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
@@ -26,22 +29,48 @@ BLEND = Policy.model_validate({"reuse": {"mode": "blend", "min_chunk_tokens": 32
 
 
 @pytest.fixture(scope="module")
-def room(
-    tiny_model: Callable[..., Path], smollm2_dir: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[EngineRoom]:
+def folder(tiny_model: Callable[..., Path], smollm2_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     weights = tiny_model("Llama", vocab_size=49_160, hidden_size=48, num_hidden_layers=1, tie_word_embeddings=True)
     folder = tmp_path_factory.mktemp("room") / "tiny"
     shutil.copytree(weights, folder)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(smollm2_dir / name, folder)
     (folder / "chat_template.jinja").write_text(TEMPLATE)
-    spec = EmbeddedBackend.model_validate(
-        {"kind": "embedded", "model": str(folder), "kv_memory": "16MiB", "threads": 1, "dtype": "float32"}
-    )
-    opened = EngineRoom.open(spec, path=folder, store=RamStore(1 << 26))
+    return folder
+
+
+def spec_of(folder: Path, **fields: object) -> EmbeddedBackend:
+    spec = {"kind": "embedded", "model": str(folder), "kv_memory": "16MiB", "threads": 1, "dtype": "float32"}
+    return EmbeddedBackend.model_validate(spec | fields)
+
+
+@pytest.fixture(scope="module")
+def room(folder: Path) -> Iterator[EngineRoom]:
+    opened = EngineRoom.open(spec_of(folder), path=folder, store=RamStore(1 << 26))
     yield opened
     opened.control.close()
     opened.service.stop()
+
+
+@pytest.mark.parametrize(("device", "dtype", "why"), [("cpu", "int4", "'int4' is not known"), ("cuda", "fp8", "8.9")])
+def test_a_dtype_of_chunks_that_cannot_be_is_refused_before_the_model_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str, dtype: Any, why: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    path = tmp_path / "nothing to load"
+    with pytest.raises(ConfigError, match=f"kv_cache.chunk_dtype .*{why}"):
+        EngineRoom.open(spec_of(path, device=device), path=path, store=RamStore(1 << 20), chunk_dtype=dtype)
+
+
+def test_a_model_whose_chunks_cannot_be_moved_leaves_no_thread(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refusing(*args: object, **options: object) -> None:
+        raise ConfigError("chunk KV cannot be moved")
+
+    monkeypatch.setattr(engine_room, "Reuser", refusing)
+    before = set(threading.enumerate())
+    with pytest.raises(ConfigError, match="cannot be moved"):
+        EngineRoom.open(spec_of(folder), path=folder, store=RamStore(1 << 20))
+    assert set(threading.enumerate()) <= before
 
 
 class Jobs:

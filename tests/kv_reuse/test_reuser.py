@@ -25,6 +25,7 @@ from promptsluice.kv_reuse import (
     WarmReport,
     repositioned,
 )
+from promptsluice.kv_reuse.tiered import TieredStore
 from promptsluice.kv_reuse.warm import TOGETHER
 from promptsluice.prompt.errors import BadRequest, ConfigError, ContextTooLong, Overloaded
 
@@ -190,6 +191,26 @@ def test_only_what_is_not_in_memory_is_read_by_other_threads():
         store.asked.clear()
         assert [hit.start for hit in reuser.plan(ids, spans).hits] == [0, 5, 11, 18]
         assert {length for length, main in store.asked.items() if main} == here
+
+
+def test_slow_tiers_are_asked_for_no_worse_key_than_is_there():
+    class Slow(RamStore):
+        asked = 0
+
+        def contains(self, key: ChunkKey) -> bool:
+            self.asked += 1
+            return super().contains(key)
+
+    slow = Slow(1 << 20)
+    store = TieredStore(slow, ram_budget=1 << 20)
+    reuser, _ = make(store, sinks=[(1, 2, 3)])
+    reuser.warm([A])
+    reuser.warm([B], anchor=())
+    for chunk, asked, misses in ((A, 0, 0), (B, 1, 0), (C, 2, 1)):
+        before, slow.asked = store.stats()[0].misses, 0
+        plan = reuser.plan([*chunk, 1], [(0, len(chunk))])
+        assert (len(plan.hits), slow.asked) == (1 - misses, asked)
+        assert store.stats()[0].misses - before == misses
 
 
 def test_the_last_token_is_never_loaded():

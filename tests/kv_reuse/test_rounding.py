@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 from promptsluice.backend_engine.loader import LoadedModel, load_model
-from promptsluice.backend_engine.rounded_kv import RoundedBlock
+from promptsluice.backend_engine.rounded_kv import ROUNDED, RoundedBlock
+from promptsluice.backend_engine.types import KVBlock
 from promptsluice.kv_reuse import KVDeviation, RamStore, Repair, Reuser, open_store
-from promptsluice.kv_reuse.rounding import ChunkDtype, chosen_dtype, chunk_fingerprint, chunk_fingerprints
+from promptsluice.kv_reuse.rounding import ChunkDtype, chosen_dtype, chunk_fingerprint, chunk_fingerprints, kept
 from promptsluice.prompt.errors import ConfigError
 
 from .test_blend_engine import A, B, Runner, greedy, prompt, text
@@ -73,6 +74,17 @@ def test_all_rows_repaired_is_a_full_prefill(model: LoadedModel, dtype: ChunkDty
         assert plan.reuse is not None and full is not None and found is not None
         torch.testing.assert_close(found.k, full.k, rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(found.v, full.v, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", ["model", *DTYPES])
+def test_what_is_kept_is_the_block_and_owns_its_memory(dtype: ChunkDtype) -> None:
+    """Rounded layer by layer, which gives what rounding all at once does."""
+    block = KVBlock(*torch.randn(2, 3, 12, 2, 8)).part(4)
+    found, expected = kept(block, dtype), RoundedBlock.of(block, ROUNDED[dtype]) if dtype in ROUNDED else block
+    assert type(found) is type(expected)
+    for mine, theirs in zip(found.tensors, expected.tensors, strict=True):
+        assert mine.dtype == theirs.dtype and torch.equal(mine.float(), theirs.float())
+        assert mine.is_contiguous() and mine.untyped_storage().nbytes() == mine.nbytes
 
 
 def test_no_kind_is_taken_for_another(model: LoadedModel, tmp_path: Path) -> None:
