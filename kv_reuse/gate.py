@@ -152,8 +152,10 @@ class Gate:
 
 
 def gate_file(folder: Path, fingerprint: str) -> Path:
-    """Where a model's standings lie, beside its chunks."""
-    return folder / f"blends-{fingerprint[:16]}.json"
+    """Where a model's standings lie, beside its chunks. `fingerprint` is the chunks': what is lost depends on how they
+    are kept."""
+    model, dash, kind = fingerprint.partition("-")
+    return folder / f"blends-{model[:16]}{dash}{kind}.json"
 
 
 def load_standings(path: Path) -> dict[str, Standing]:

@@ -31,7 +31,7 @@ from ...kv_reuse.anchors import FILLER, Anchor
 from ...kv_reuse.blend import Reuser
 from ...kv_reuse.calibration import measured
 from ...kv_reuse.cuts import Breaks, breaks_of
-from ...kv_reuse.rounding import ChunkDtype, chosen_dtype
+from ...kv_reuse.rounding import ChunkDtype, chosen_dtype, chunk_fingerprint
 from ...kv_reuse.store import ChunkStore
 from ...policies.schema import EmbeddedBackend
 from ...prompt import BadRequest, ConfigError, Prompt, Segment
@@ -100,6 +100,7 @@ class EngineRoom:
             max_waiting_tokens=spec.queue_tokens,
             queue_timeout_s=spec.queue_timeout,
         )
+        fingerprint = kv_fingerprint(model.fingerprint, spec.kv_dtype)
         plain = Tokenizer.from_str(model.tokenizer.backend.to_str())
         plain.encode_special_tokens = True
         sink = anchor_of(model.tokenizer, room=model.spec.max_context)
@@ -111,14 +112,17 @@ class EngineRoom:
                 service,
                 store,
                 spec=model.spec,
-                fingerprint=kv_fingerprint(model.fingerprint, spec.kv_dtype),
+                fingerprint=fingerprint,
                 sinks=[sink],
                 breaks=breaks_in(model.tokenizer),
                 device=device,
                 dtype=chunk_dtype,
             ),
             control=ReuseControl(
-                service, fingerprint=model.fingerprint, folder=standings, measured=_measured(model.decoder)
+                service,
+                fingerprint=chunk_fingerprint(fingerprint, chunk_dtype),
+                folder=standings,
+                measured=_measured(model.decoder),
             ),
             limit=min(engine.max_tokens, spec.context_limit or engine.max_tokens),
             defaults=defaults,

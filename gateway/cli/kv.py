@@ -121,11 +121,11 @@ def _show_blends(folder: Path) -> None:
 
     table = Table("model", "collection", "checks", "KL, nats", "agreement", "blending", box=None)
     for path in sorted(folder.glob("blends-*.json")):
-        model = path.stem.removeprefix("blends-")[:8]
+        model, dash, kind = path.stem.removeprefix("blends-").partition("-")
         for name, one in sorted(load_standings(path).items()):
             state = "off" if one.off else f"at least {one.least:.0%}" if one.least else "by policy"
             seen = (str(one.checked), _shown(one.kl), _shown(one.agreement))
-            table.add_row(model, name or "(sent by clients)", *seen, state)
+            table.add_row(f"{model[:8]}{dash}{kind}", name or "(sent by clients)", *seen, state)
     if table.row_count:
         out().print(table)
 

@@ -64,6 +64,14 @@ def test_status_shows_what_blends_were_seen_to_lose(config: Path, tmp_path: Path
     assert few.split()[1:] == ["few", "1", "0.500,", "once", "0.250,", "once", "by", "policy"]
 
 
+def test_status_tells_apart_how_chunks_are_kept(config: Path, tmp_path: Path) -> None:
+    for kind in ("", "-chunks-int8"):
+        gate = Gate(gate_file(tmp_path / "kv", f"0123456789abcdef01{kind}"))
+        gate.record("docs", Sample(0.15, 0.5, 0.25), Bounds(1.0, 0.25, 0.0))
+    rows = [line.split()[:3] for line in run("kv", "status", config=config).stdout.splitlines()[-2:]]
+    assert sorted(rows) == [["01234567", "docs", "1"], ["01234567-chunks-int8", "docs", "1"]]
+
+
 def test_status_without_a_disk_tier(tmp_path: Path) -> None:
     file = tmp_path / "ram.yaml"
     file.write_text("version: 1\nkv_cache: {disk: 0}\n")

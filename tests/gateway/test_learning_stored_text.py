@@ -1,22 +1,27 @@
 """What of a chat is computed for next time, when, and what the planner is then told of it; on a tiny engine."""
 
+import json
 import shutil
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
+import safetensors
 import torch
 from promptsluice.gateway.backends import engine_room
 from promptsluice.gateway.backends.background import Lesson
 from promptsluice.gateway.backends.base import Call
 from promptsluice.gateway.backends.decisions import decided
 from promptsluice.gateway.backends.engine_room import EngineRoom
+from promptsluice.gateway.backends.registry import backends_of
 from promptsluice.gateway.backends.stored_text import StoredText
+from promptsluice.gateway.cli.kv import forgotten
+from promptsluice.gateway.rooms import Rooms
 from promptsluice.gateway.salts import Salts
 from promptsluice.kv_reuse import RamStore
-from promptsluice.policies import EmbeddedBackend, Policy
+from promptsluice.policies import EmbeddedBackend, Policy, PolicySet
 from promptsluice.policies.stored import Stretch
 from promptsluice.prompt import ConfigError, Prompt, Report
 
@@ -71,6 +76,24 @@ def test_a_model_whose_chunks_cannot_be_moved_leaves_no_thread(folder: Path, mon
     with pytest.raises(ConfigError, match="cannot be moved"):
         EngineRoom.open(spec_of(folder), path=folder, store=RamStore(1 << 20))
     assert set(threading.enumerate()) <= before
+
+
+def test_chunks_are_kept_and_deleted_as_the_policy_file_says(folder: Path, tmp_path: Path) -> None:
+    backend = spec_of(folder).model_dump(exclude_unset=True)
+    cache = {"disk": "1MiB", "path": str(tmp_path / "kv"), "chunk_dtype": "int8"}
+    policies = PolicySet.from_text(json.dumps({"version": 1, "backends": {"local": backend}, "kv_cache": cache}))
+    (engine,) = backends_of(policies, Rooms(policies)).values()
+    opened = cast(Any, engine)._opened()
+    try:
+        opened.warm([DOCUMENT], salt=Salts.of(policies).everywhere("docs")[0])
+    finally:
+        opened.control.close()
+        opened.service.stop()
+    (file,) = (tmp_path / "kv").glob("*.safetensors")
+    with safetensors.safe_open(file, "pt") as tensors:
+        assert tensors.get_tensor("k").dtype == torch.int8
+    forgotten(policies, "docs", [DOCUMENT])
+    assert not file.exists()
 
 
 class Jobs:

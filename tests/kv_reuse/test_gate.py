@@ -19,6 +19,7 @@ from promptsluice.backend_engine.types import GenerationRequest, Reuse
 from promptsluice.kv_reuse import ChunkHeads, RamStore, Repair, Reuser
 from promptsluice.kv_reuse.checking import Check, Checker
 from promptsluice.kv_reuse.gate import LADDER, OTHERS, Bounds, Gate, Interval, Sample, gate_file, load_standings
+from promptsluice.kv_reuse.rounding import chunk_fingerprints
 
 from .reference import Reference
 from .test_blend_engine import A, B, prompt, text
@@ -98,6 +99,14 @@ def test_standings_outlive_the_process_and_hold_no_content(tmp_path: Path) -> No
     fields = json.loads(path.read_text())["collections"]["docs"]
     assert set(fields) == {"least", "off", "samples", "checked", "dropped"}
     assert [entry.name for entry in tmp_path.iterdir()] == [path.name], "nothing is left of writing"
+
+
+def test_chunks_that_are_kept_otherwise_lose_otherwise(tmp_path: Path) -> None:
+    model = "0123456789abcdef0123"
+    kinds = [*chunk_fingerprints(model), *chunk_fingerprints(f"{model}-fp8")]
+    names = [gate_file(tmp_path, kind).name for kind in kinds]
+    assert len(set(names)) == 6 and names[0] == "blends-0123456789abcdef.json"
+    assert names[4] == "blends-0123456789abcdef-fp8-chunks-int8.json"
 
 
 def standing(**changed: str) -> str:
