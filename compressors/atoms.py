@@ -3,6 +3,7 @@ of punctuation, or a whole protected span; never part of a word, and never part 
 """
 
 import re
+import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, auto
@@ -10,7 +11,7 @@ from enum import Enum, auto
 from .blocks import Line, LineKind, lines_of
 from .outline import TURN, Outline
 from .result import Span
-from .sentences import SPEAKER, groups_of, heading_level
+from .sentences import SPEAKER, heading_level
 
 _MARKS = "\u3099\u309a\ufe00-\ufe0f\U000e0100-\U000e01ef"
 # Kana other than katakana, and Han; katakana runs are words.
@@ -30,6 +31,7 @@ _ATOM = re.compile(
 _JOINED_BEFORE = re.compile(rf"(?:{_LETTER}++[-'’/&+])++\Z")
 _JOINED_AFTER = re.compile(rf"(?:[-'’/&+]{_LETTER}++)++")
 _LONGEST_JOINED = 40
+_IN_WORD = re.compile(rf"(?<={_LETTER}){_LETTER}|[{_MARKS}]|\u200d")
 _SENTENCE_END = re.compile("[.!?。！？؟۔।｡]")
 _LIST_MARKER = re.compile(r"[ \t>]*(?:[-*+•]|\d{1,9}[.)、])(?=[ \t])|[ ]{0,3}>+")
 
@@ -79,12 +81,20 @@ def atoms_of(text: str, *, protected: Sequence[Span]) -> list[Atom]:
     atom each, headings and labels one HEAD atom.
     """
     lines = lines_of(text)
-    found = list(_numbered(_pieces(text, protected, lines), text, lines))
+    found = list(_numbered(_pieces(text, protected, lines), lines))
     heading = {atom.head for atom in found}
     return [
         replace(atom, kind=AtomKind.FIXED) if atom.kind is AtomKind.HEAD and i not in heading else atom
         for i, atom in enumerate(found)
     ]
+
+
+def heads_over(atoms: Sequence[Atom], i: int) -> Iterator[int]:
+    """The headings and labels that an atom stands under, nearest first."""
+    head = atoms[i].head
+    while head is not None:
+        yield head
+        head = atoms[head].head
 
 
 def _pieces(text: str, protected: Sequence[Span], lines: Sequence[Line]) -> Iterator[tuple[int, int, AtomKind, int]]:
@@ -104,18 +114,14 @@ def _pieces(text: str, protected: Sequence[Span], lines: Sequence[Line]) -> Iter
         yield start, end, kind, 0
 
 
-def _numbered(pieces: Iterator[tuple[int, int, AtomKind, int]], text: str, lines: Sequence[Line]) -> Iterator[Atom]:
+def _numbered(pieces: Iterator[tuple[int, int, AtomKind, int]], lines: Sequence[Line]) -> Iterator[Atom]:
     """Atoms with their lines and with what they stand under."""
-    groups = [start for start, _, _ in groups_of(text, lines)]
     outline = Outline()
-    line = group = 0
+    line = 0
     for i, (start, end, kind, level) in enumerate(pieces):
         while line + 1 < len(lines) and lines[line + 1].start <= start:
             line += 1
-        first = i == 0
-        while group + 1 < len(groups) and groups[group + 1] <= start:
-            group, first = group + 1, True
-        yield Atom(start, end, kind, line, outline.above(i, level=level, first=first))
+        yield Atom(start, end, kind, line, outline.above(i, level=level))
 
 
 def _wholes(text: str, protected: Sequence[Span], lines: Sequence[Line]) -> list[_Whole]:
@@ -142,10 +148,17 @@ def _wholes(text: str, protected: Sequence[Span], lines: Sequence[Line]) -> list
 
 
 def _with_joined(text: str, span: Span) -> Span:
+    """With what is joined to it, unless that is too long to see where it begins or ends."""
     start, end = span
     before = _JOINED_BEFORE.search(text, max(0, start - _LONGEST_JOINED), start)
     after = _JOINED_AFTER.match(text, end, end + _LONGEST_JOINED)
-    return before.start() if before else start, after.end() if after else end
+    low, high = before.start() if before else start, after.end() if after else end
+    return start if _cuts(text, low) else low, end if _cuts(text, high) else high
+
+
+def _cuts(text: str, at: int) -> bool:
+    """Whether a border there would part a word, or a character from its marks."""
+    return at > 0 and (_IN_WORD.match(text, at) is not None or unicodedata.combining(text[at : at + 1] or " ") > 0)
 
 
 def _blank(text: str, start: int, end: int) -> int:

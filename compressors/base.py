@@ -2,7 +2,9 @@
 plug-in writes one function, from texts to rewrites.
 """
 
+import itertools
 import logging
+import math
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping
@@ -23,13 +25,15 @@ _OPEN_KINDS = frozenset({Kind.DOCUMENT, Kind.HISTORY, Kind.INSTRUCTION, Kind.TOO
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
     """One text to be rewritten. `question` is that of the segment's turn, `tokens` the size, `protected` the spans that
-    must come out verbatim (ascending, disjoint; empty for a lossless compressor).
+    must come out verbatim (ascending, disjoint; empty for a lossless compressor). `goes_on`: code of the same message
+    follows, which stands under the text's last heading or label.
     """
 
     segment: Segment
     question: str
     tokens: int
     protected: tuple[Span, ...]
+    goes_on: bool = False
 
     @property
     def text(self) -> str:
@@ -104,6 +108,7 @@ class Compressor(ABC):
 
     def _tasks(self, prompt: Prompt, context: CompressionContext) -> tuple[list[Task], list[str]]:
         question_of = question_finder(prompt, question=context.question)
+        going_on = {a.id for a, b in itertools.pairwise(prompt.segments) if b.kind is Kind.CODE and a.path == b.path}
         tasks: list[Task] = []
         late = 0
         for segment in prompt.segments:
@@ -121,7 +126,15 @@ class Compressor(ABC):
             tokens = context.count(segment.text)
             if tokens >= self.min_tokens:
                 protected = self.protected(segment.text)
-                tasks.append(Task(segment=segment, question=question_of(segment), tokens=tokens, protected=protected))
+                tasks.append(
+                    Task(
+                        segment=segment,
+                        question=question_of(segment),
+                        tokens=tokens,
+                        protected=protected,
+                        goes_on=segment.id in going_on,
+                    )
+                )
         return tasks, [f"{LATE_NOTE}: {late} segments left as they were"] if late else []
 
     def _open(self, segment: Segment) -> bool:
@@ -205,7 +218,7 @@ def failure_note(name: str, error: Exception) -> str:
 
 def missed_note(least: int, *, wanted: float, tokens: int) -> str:
     """Why texts of so many tokens in all did not come down to what was asked for."""
-    return f"the target rate was missed: {wanted:.0f} of {tokens} tokens were asked for, {least} must stay"
+    return f"the target rate was missed: {math.floor(wanted)} of {tokens} tokens were asked for, {least} must stay"
 
 
 def covers(kept: tuple[Span, ...], wanted: tuple[Span, ...]) -> bool:

@@ -14,20 +14,17 @@ class Companions:
     def __init__(self, text: str, atoms: Sequence[Atom], forced: Sequence[bool]) -> None:
         self._atoms = atoms
         self._partners = _partners(text, atoms)
-        self._leaning = [
-            (i, neighbour)
-            for i, atom in enumerate(atoms)
-            if atom.kind is AtomKind.PUNCT and not forced[i] and (neighbour := _leans_on(atoms, i)) is not None
-        ]
+        self._points = frozenset(i for i, atom in enumerate(atoms) if atom.kind is AtomKind.PUNCT and not forced[i])
+        self._leaning = [(i, neighbour) for i in sorted(self._points) if (neighbour := _leans_on(atoms, i)) is not None]
 
     def join(self, keep: list[bool]) -> None:
         """Set or clear in `keep` what goes by its neighbours."""
+        self._with_heads(keep)
         self._with_pairs(keep)
         for i, neighbour in self._leaning:
             if keep[i]:
                 keep[i] = keep[neighbour]
         self._with_marks(keep)
-        self._with_heads(keep)
 
     def _with_pairs(self, keep: list[bool]) -> None:
         """Brackets stay when something between them does."""
@@ -37,8 +34,19 @@ class Companions:
         for opening, closing in self._partners:
             keep[opening] = keep[closing] = keep[opening] or keep[closing] or so_far[closing] > so_far[opening + 1]
 
+    def _with_heads(self, keep: list[bool]) -> None:
+        """Headings and labels stay with anything under them but mere punctuation, which goes with them."""
+        for i in range(len(keep) - 1, -1, -1):
+            head = self._atoms[i].head
+            if keep[i] and head is not None and i not in self._points:
+                keep[head] = True
+        for i in self._points:
+            head = self._atoms[i].head
+            if head is not None and not keep[head]:
+                keep[i] = False
+
     def _with_marks(self, keep: list[bool]) -> None:
-        """Sentence ends stay with a kept word of their sentence, list markers with a kept word of their line."""
+        """Sentence ends stay with a kept word of their sentence, markers with a kept word or label of their line."""
         marker: int | None = None
         spoken = False
         for i, atom in enumerate(self._atoms):
@@ -47,19 +55,10 @@ class Companions:
             elif atom.kind is AtomKind.END:
                 keep[i] = keep[i] or spoken
                 spoken = False
-            elif atom.kind is AtomKind.HEAD:
-                spoken = False
-            elif keep[i]:
-                spoken = True
-                if marker is not None and self._atoms[marker].line == atom.line:
+            else:
+                spoken = atom.kind is not AtomKind.HEAD and (spoken or keep[i])
+                if keep[i] and marker is not None and self._atoms[marker].line == atom.line:
                     keep[marker] = True
-
-    def _with_heads(self, keep: list[bool]) -> None:
-        """Headings and labels stay with anything that stands under them."""
-        for i in range(len(keep) - 1, -1, -1):
-            head = self._atoms[i].head
-            if keep[i] and head is not None:
-                keep[head] = True
 
 
 def _partners(text: str, atoms: Sequence[Atom]) -> list[tuple[int, int]]:

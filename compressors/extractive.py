@@ -107,6 +107,11 @@ class _Selection:
             self._must += _touched([unit for _, unit in self._units[start:end]], task.protected)
         self._sections = _headings_above(self._units)
         self._heads = frozenset(above for above in self._sections if above is not None)
+        for task, (start, end) in zip(tasks, self._ranges, strict=True):
+            if task.goes_on and start < end:
+                self._must[end - 1] |= self._units[end - 1][1].level > 0
+                for head in self._over(end - 1):
+                    self._must[head] = True
         self._sizes: dict[tuple[int, tuple[bool, ...]], int] = {}
         chars = sum(len(task.text) for task in tasks)
         self._total = sum(task.tokens for task in tasks)
@@ -238,9 +243,22 @@ class _Selection:
             spent -= self._estimate(i)
             return spent < 0 or self._context.expired()
 
-        taken = [i for i in range(seen) if forced[i]]
-        order = mmr_order(vectors, relevance, taken=taken, redundancy=self._options.redundancy, enough=enough)
-        return self._fitted(forced, [i for i in order if i not in self._heads], target)
+        rows = [i for i in range(seen) if forced[i] or i not in self._heads]  # heads come with what is chosen
+        order = mmr_order(
+            vectors[rows],
+            relevance[rows],
+            taken=[k for k, i in enumerate(rows) if forced[i]],
+            redundancy=self._options.redundancy,
+            enough=lambda k: enough(rows[k]),
+        )
+        return self._fitted(forced, [rows[k] for k in order], target)
+
+    def _over(self, i: int) -> Iterator[int]:
+        """The headings that a unit stands under, nearest first."""
+        above = self._sections[i]
+        while above is not None:
+            yield above
+            above = self._sections[above]
 
     def _estimate(self, i: int) -> float:
         unit = self._units[i][1]
@@ -323,7 +341,7 @@ def _headings_above(units: Sequence[tuple[int, Unit]]) -> list[int | None]:
     for i, (n, unit) in enumerate(units):
         if n != owner:
             owner, outline = n, Outline()
-        above.append(outline.above(i, level=unit.level, first=unit.first))
+        above.append(outline.above(i, level=unit.level))
     return above
 
 

@@ -100,13 +100,13 @@ class Words:
 
     def known(self, question: str) -> float:
         """The share of a question's words that the texts have, rare ones counting more; 0 if it has no words."""
-        asked = {term for term in _terms(question) if term not in _NOTHING}
+        asked = set(_terms(question)) - _NOTHING
         everything = sum(self.idf(term) for term in asked)
         return sum(self.idf(term) for term in asked if term in self._in) / everything if everything else 0.0
 
-    def bm25(self, question: str) -> Floats:
-        """The score of each text, [texts]; 0 where no word is shared."""
-        asked = sorted(set(_terms(question)))
+    def bm25(self, question: str, *, stop_words: bool = True) -> Floats:
+        """The score of each text, [texts]; 0 where no word is shared, none but stop words if these do not count."""
+        asked = sorted(set(_terms(question)) - (frozenset() if stop_words else _NOTHING))
         average = float(self._sizes.mean()) if len(self._sizes) else 0.0
         length = 1.0 - _B + _B * self._sizes / max(average, 1.0)
         scores = np.zeros(len(self._bags), dtype=np.float32)

@@ -30,15 +30,15 @@ class Nearness:
 def nearness(
     texts: Sequence[str], question: str, *, whole: Sequence[Sequence[Span]], expired: Callable[[], bool]
 ) -> list[Nearness]:
-    """The nearest sentence of all texts has 1; all have 0 where no word is shared. No sentence ends inside a span of
-    `whole`. What was not read when the time had expired has 0.
+    """The nearest sentence of all texts has 1; all have 0 where no word is shared, or none but stop words. No sentence
+    ends inside a span of `whole`. What was not read when the time had expired has 0.
     """
     units = [units_of(text, whole=spans) if question else [] for text, spans in zip(texts, whole, strict=True)]
     words = Words(
         (text[unit.start : unit.end] for text, own in zip(texts, units, strict=True) for unit in own), expired=expired
     )
     scores = np.zeros(sum(map(len, units)))
-    known = words.bm25(question)
+    known = words.bm25(question, stop_words=False)
     scores[: len(known)] = known
     found: list[Nearness] = []
     at = 0
@@ -55,7 +55,7 @@ def _spread(text: str, units: Sequence[Unit], scores: NDArray[np.float64]) -> ND
     spread[1:] += _OF_BEFORE * scores[:-1]
     first = 0
     for last in range(1, len(units) + 1):
-        if last == len(units) or "\n\n" in text[units[last - 1].end : units[last].start]:
+        if last == len(units) or text.count("\n", units[last - 1].end, units[last].start) > 1:
             spread[first:last] += _OF_PARAGRAPH * scores[first:last].max()
             first = last
     return spread

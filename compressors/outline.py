@@ -13,13 +13,12 @@ class Outline:
     def __init__(self) -> None:
         self._open: dict[int, int] = {}
 
-    def above(self, unit: int, *, level: int, first: bool) -> int | None:
+    def above(self, unit: int, *, level: int) -> int | None:
         """The heading or label right above the unit with this number, which is one itself where `level` is not 0.
 
-        `first`: a paragraph or block begins with it, which ends the turn of speech above.
+        A turn of speech ends with the next label or heading, not with its paragraph: without its own label what comes
+        later would seem to be said by whoever is named before.
         """
-        if first:
-            self._open.pop(TURN, None)
         if level:
             self._open = {other: at for other, at in self._open.items() if other < level}
         above = self._open[max(self._open)] if self._open else None

@@ -43,12 +43,13 @@ _CJK_UNIT = "[年月日号時时分秒歳岁个個人次元円圆万萬亿億千
 _DIGIT = "[0-9٠-٩۰-۹०-९０-９]"
 _MONEY = "[$€£¥₹₩₽￥฿₺]"
 
+_URL = r"(?:[A-Za-z][A-Za-z0-9+.-]{1,15}://|www\.|mailto:|data:[\w/+.-]{1,60}[;,])[^\s<>\"`，。）」]++"
+
 # Each pattern is named after its category; where two match at one place the first wins.
 _PATTERNS: tuple[tuple[str, str], ...] = (
     ("code", r"(?<!`)(?P<tick>`{1,3})(?!`)[^`\n]{1,500}+(?P=tick)(?!`)"),
     ("url", r"!?\[[^\[\]\n]{0,200}\]\([^()\s]{1,500}+(?:[ ]\"[^\"\n]{0,100}\")?\)"),
-    ("url",
-    r"(?<![A-Za-z0-9_])_{0,2}(?:[A-Za-z][A-Za-z0-9+.-]{1,15}://|www\.|mailto:|data:[\w/+.-]{1,60}[;,])[^\s<>\"`，。）」]++"),
+    ("url", rf"(?<![A-Za-z0-9_])_{{0,2}}{_URL}"),
     ("email", r"(?<![\w.+-])[\w.+-]{1,64}@[\w-]{1,63}(?:\.[\w-]{1,63}){1,8}"), ("identifier",
     r"<[|/!?]?[A-Za-z][^<>\n]{0,300}>|\[/?(?:INST|SYS)\]"), ("identifier",
     r"(?<![\w-])[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}(?![\w-])"), (
@@ -88,8 +89,12 @@ def _compiled(categories: frozenset[str]) -> re.Pattern[str]:
 
 
 _ALL = _compiled(CATEGORIES)
-_REMARK = re.compile(r"\{[a-z]++\}")
-_REMARKED = 3  # times that a word in braces stands in a text that is no placeholder, which has its place once or twice
+_URL_BEHIND = re.compile(rf"(?<=_){_URL}", re.ASCII)  # a name with an underscore is found first and ends inside it
+_REMARK = re.compile(
+    r"\{(?:comment|cough|crosstalk|disfmarker|gap|inaudible|laugh(?:s|ter|ing)?|noise|nonvocalsound|pause|silence"
+    r"|unintelligible|vocalsound)\}"
+)
+_REMARKED = 3  # times that such a word stands in a text where it is no placeholder, which has its place once or twice
 _KEPT = re.compile(rf"{KEEP}.*?(?:{END_KEEP}|\Z)", re.DOTALL)
 _REFERENCE = re.compile(rf"^{REFERENCE}", re.MULTILINE)
 
@@ -109,13 +114,15 @@ def protected_spans(text: str, *, categories: Iterable[str] = CATEGORIES) -> tup
     if "json" in wanted:
         found += documents(text, broken_from=_BROKEN_JSON)
     pattern = _ALL if wanted == CATEGORIES else _compiled(wanted)
+    if "url" in wanted:
+        found += (_trimmed(text, match.span()) for match in _URL_BEHIND.finditer(text))
     found += _without_remarks(text, [_trimmed(text, match.span()) for match in pattern.finditer(text)])
     return union(found)
 
 
 def _without_remarks(text: str, spans: Sequence[Span]) -> Iterable[Span]:
-    """Without what somebody who wrote speech down put in, such as {laughter}: words in braces that stand there again
-    and again, between white space every time. Once or twice, or as part of something, they are placeholders.
+    """Without what somebody who wrote speech down put in, such as {laughter}: words for what is heard that stand there
+    again and again, between white space every time. Once or twice, or as part of something, they are placeholders.
     """
     remarks = {span: text[slice(*span)] for span in spans if _REMARK.fullmatch(text, *span)}
     if not remarks:

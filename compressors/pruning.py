@@ -10,7 +10,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from .atoms import Atom, AtomKind, atoms_of
+from .atoms import Atom, AtomKind, atoms_of, heads_over
 from .base import Task, missed_note
 from .bonds import Bonds
 from .budget import filled, most_that_fit
@@ -33,16 +33,20 @@ Of = Callable[[Sequence[Span]], NDArray[np.float64]]
 
 @dataclass(frozen=True)
 class Draft:
-    """A text, or its beginning `text[:cut]` up to white space, in atoms: what is known before anything is judged."""
+    """A text, or its beginning `text[:cut]` up to white space, in atoms: what is known before anything is judged.
+    `goes_on`: behind it, under its last heading or label, stands what nobody here chooses.
+    """
 
     text: str
     atoms: list[Atom]
+    goes_on: bool = False
 
     @classmethod
     def of(cls, task: Task, *, cut: int | None = None) -> Self:
         """The task's text, or what stands before `cut`."""
         text = task.text[:cut]
-        return cls(text, atoms_of(text, protected=[span for span in task.protected if span[1] <= len(text)]))
+        protected = [span for span in task.protected if span[1] <= len(text)]
+        return cls(text, atoms_of(text, protected=protected), task.goes_on or len(text) < len(task.text))
 
     @cached_property
     def bonds(self) -> Bonds:
@@ -53,6 +57,9 @@ class Draft:
     def fixed(self) -> list[bool]:
         """Atoms that stay whatever they are worth."""
         fixed = [atom.kind is AtomKind.FIXED for atom in self.atoms]
+        if self.goes_on and fixed:
+            for head in heads_over(self.atoms, len(fixed) - 1):
+                fixed[head] = True
         self.bonds.spread(fixed)
         return fixed
 
@@ -118,7 +125,7 @@ class Candidate:
         forced = self.draft.fixed.copy()
         if self.atoms and not any(forced):
             words = [i for i, atom in enumerate(self.atoms) if atom.kind is AtomKind.WORD]
-            forced[max(words or [0], key=lambda i: (self.worth[i], -i))] = True
+            forced[max(words or [0], key=lambda i: (self.worth[i] * self.weight[i], -i))] = True
             self.bonds.spread(forced)
         return forced
 
@@ -147,7 +154,7 @@ class Candidate:
         under: dict[int, list[int]] = {}
         for i in worth:
             head = self.atoms[i].head
-            if head is not None:
+            if head is not None and self.atoms[i].kind is not AtomKind.PUNCT:  # which brings none along
                 under.setdefault(head, []).append(i)
         held: set[int] = set()
         for i, must in enumerate(self.forced):

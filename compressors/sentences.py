@@ -40,14 +40,12 @@ _WRAPPED = 60
 class Unit:
     """Characters `start` to `end`, without the white space around.
 
-    `level` is 1 to 6 for a heading, TURN for the speaker's name before a turn of speech, else 0. `first` says that a
-    paragraph or block begins here, which ends the turn above.
+    `level` is 1 to 6 for a heading, TURN for the speaker's name before a turn of speech, else 0.
     """
 
     start: int
     end: int
     level: int = 0
-    first: bool = True
 
     @property
     def span(self) -> Span:
@@ -68,7 +66,7 @@ def units_of(text: str, *, whole: Sequence[Span] = ()) -> list[Unit]:
             begin = speaker.end() if speaker else start
             units += _stripped(text, start, begin, level=TURN) if speaker else ()
             for low, high in _sentences(text, begin, end):
-                units += _stripped(text, low, high, first=low == start)
+                units += _stripped(text, low, high)
         else:
             units += _stripped(text, start, end)
     return list(_unbroken(units, whole))
@@ -156,12 +154,12 @@ def _way_out(text: str, at: int, end: int) -> int:
     return match.end() if match else end
 
 
-def _stripped(text: str, start: int, end: int, *, level: int = 0, first: bool = True) -> Iterator[Unit]:
+def _stripped(text: str, start: int, end: int, *, level: int = 0) -> Iterator[Unit]:
     body = text[start:end]
     low = start + len(body) - len(body.lstrip())
     high = start + len(body.rstrip())
     if low < high:
-        yield Unit(low, high, level, first)
+        yield Unit(low, high, level)
 
 
 def _unbroken(units: list[Unit], whole: Sequence[Span]) -> Iterator[Unit]:
@@ -172,7 +170,7 @@ def _unbroken(units: list[Unit], whole: Sequence[Span]) -> Iterator[Unit]:
         if held is not None:
             at = bisect_right(starts, held.end - 1) - 1
             if at >= 0 and whole[at][1] > held.end and whole[at][0] < held.end:
-                held = Unit(held.start, unit.end, 0, held.first)
+                held = Unit(held.start, unit.end)
                 continue
             yield held
         held = unit

@@ -16,9 +16,12 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from promptsluice.compressors import CompressionContext, create, protected_spans
 from promptsluice.compressors.atoms import AtomKind, atoms_of
+from promptsluice.compressors.base import Task
 from promptsluice.compressors.bonds import Bonds
+from promptsluice.compressors.companions import Companions
 from promptsluice.compressors.nearness import nearness
 from promptsluice.compressors.outline import worth_with_heading
+from promptsluice.compressors.pruning import Candidate, Draft
 from promptsluice.compressors.rebuild import Rebuilder
 from promptsluice.compressors.result import Rewrite
 from promptsluice.compressors.surprise import surprise_of
@@ -66,8 +69,19 @@ def test_what_is_joined_to_protected_text_is_part_of_it() -> None:
     ]  # fmt: skip
 
 
+def test_no_part_of_a_long_word_is_joined() -> None:
+    long = "Donaudampfschifffahrtselektrizitaetenhauptbetriebswerk"
+    assert pieces(f"We see {long}-2020 ok") == ["We", "see", long, "-", "2020", "ok"]
+    assert pieces(f"We see 2020-{long} ok") == ["We", "see", "2020", "-", long, "ok"]
+    edge = "x" * 38
+    assert pieces(f"ye\u0301{edge}-2020") == [f"ye\u0301{edge}", "-", "2020"]
+    assert pieces(f"2020-{edge}e\u0301 ok") == ["2020", "-", f"{edge}e\u0301", "ok"]
+    assert pieces(f"2020-{edge}\U0001f469\u200d\U0001f467 ok")[0] == "2020"
+    assert pieces("葛\U000e0100-2020")[0] == "葛\U000e0100"
+
+
 def test_what_stands_under_which_heading() -> None:
-    text = "# One\nwords\n## Two\nAnn: yes. But\nno more\n\nnot hers\n- Also: this\n  and that\n- other\n# Three"
+    text = "# One\nwords\n## Two\nAnn: yes. But\nno more\n\nalso hers\n- Also: this\n  and that\n- other\n# Three"
     atoms = atoms_of(text, protected=())
     names = [text[atom.start : atom.end] for atom in atoms]
     under = {
@@ -75,9 +89,9 @@ def test_what_stands_under_which_heading() -> None:
     }
     assert under["words"] == "# One"
     assert under["## Two"] == "# One"
-    assert under["Ann:"] == under["not"] == under["hers"] == under["other"] == "## Two"
-    assert under["yes"] == under["But"] == under["more"] == "Ann:"
-    assert under["this"] == under["that"] == "Also:"
+    assert under["Ann:"] == under["Also:"] == "## Two"
+    assert under["yes"] == under["But"] == under["more"] == under["also"] == under["hers"] == "Ann:"
+    assert under["this"] == under["that"] == under["other"] == "Also:", "up to the next label or heading"
     kinds = {name: atom.kind for name, atom in zip(names, atoms, strict=True)}
     assert kinds["# One"] is kinds["Ann:"] is AtomKind.HEAD
     assert kinds["# Three"] is AtomKind.FIXED, "there is nothing under it with which it could stay"
@@ -107,6 +121,50 @@ def test_turns_go_with_their_speakers(target: float, context: Make, prompt_of: P
         name, said = line.split(": ")
         assert name in ("Project Manager", "Ann", "Bob")
         assert set(said.split()) & set(PLAIN.split()), "nobody is said to have said nothing"
+
+
+@pytest.mark.parametrize("name", ["perplexity", "extractive"])
+@pytest.mark.parametrize(
+    "later", ["No way we do that.\nThe budget is too large.", "my points:\n- first\n- second", "So.\n\nAll is lost.",
+              "run this:\n```\nrm all\n```", "run this:\n```\nrm all\n```\nand then go home"],
+)  # fmt: skip
+def test_nobody_says_what_somebody_else_said(
+    later: str, name: str, context: Make, prompt_of: PromptOf, tool_texts: TextsOf
+) -> None:
+    before = "Bob: I fully agree with this plan."
+    text = f"{before}\nAnn: {later}"
+    bobs = set(before.rstrip(".").split())
+    for target in range(2, 24):
+        options = {"target_tokens": target, "min_tokens": 1, "kinds": ["tool_result"]}
+        short = tool_texts(create(name, options).compress(prompt_of(text), context=context()).prompt)[0]
+        said = short.splitlines()
+        assert set(said[0].rstrip(".").split()) <= bobs or said[0].startswith("Ann:")
+        assert len(said) == 1 or said[0].startswith("Ann:") or said[1].startswith("Ann:"), short
+
+
+def kept_of(text: str, words: str) -> str:
+    """What goes out where these words are chosen."""
+    atoms = atoms_of(text, protected=())
+    keep = [text[atom.start : atom.end] in words.split() for atom in atoms]
+    Companions(text, atoms, [False] * len(atoms)).join(keep)
+    return Rewrite.of_kept(Rebuilder(text, [atom.span for atom in atoms]).spans(keep)).text(text)
+
+
+def test_what_comes_with_what_is_chosen() -> None:
+    turns = "Bob: see it here.\nAnn: so then – the thing (–) was here"
+    assert kept_of(turns, "see –") == "Bob: see.", "punctuation brings no speaker along"
+    assert kept_of(turns, "see – so") == "Bob: see.\nAnn: so – (–)"
+    items = "- Foo: x y z\n- Also: this was old\n  and that zebra"
+    assert kept_of(items, "zebra") == "- Also:\n  zebra", "a label brings its line's bullet along"
+    assert kept_of(items, "x old") == "- Foo: x\n- Also: old"
+
+
+def test_a_lone_dash_is_no_turn(context: Make, prompt_of: PromptOf, tool_texts: TextsOf) -> None:
+    text = "Bob: see 42 here.\nAnn: so then – the thing was here"
+    for target in range(2, 17):
+        options = {"target_tokens": target, "min_tokens": 1, "kinds": ["tool_result"]}
+        short = tool_texts(create("perplexity", options).compress(prompt_of(text), context=context()).prompt)[0]
+        assert "42" in short and not short.endswith(("Ann: –", "Ann:")), short
 
 
 def rebuilt(text: str, dropped: str) -> str:
@@ -226,6 +284,24 @@ def test_deadline_between_windows_keeps_the_rest(context: Make, prompt_of: Promp
     assert result.rate < 1.0
 
 
+def test_labels_over_a_cut_stay(prompt_of: PromptOf) -> None:
+    text = "# One\n\nBob: I agree.\nAnn: no way and so on and so forth"
+    segment = next(one for one in prompt_of(text).segments if one.text == text)
+    task = Task(segment=segment, question="", tokens=20, protected=())
+    draft = Draft.of(task)
+    cut = draft.judged(task, end=text.index("so on"), worth=lambda spans: np.zeros(len(spans))).draft
+    assert cut.text.endswith("and ")
+    forced = [cut.text[atom.start : atom.end] for atom, must in zip(cut.atoms, cut.fixed, strict=True) if must]
+    assert forced == ["# One", "Ann:"], "what is said behind the cut stays"
+    assert not any(draft.fixed)
+
+
+def test_the_word_that_stays_is_worth_most_in_its_place(prompt_of: PromptOf) -> None:
+    segment = next(one for one in prompt_of("alpha beta gamma").segments if one.text == "alpha beta gamma")
+    draft = Draft.of(Task(segment=segment, question="", tokens=3, protected=()))
+    assert Candidate(draft, np.array([1.0, 3.0, 2.0]), np.array([1.0, 1.0, 5.0])).forced == [False, False, True]
+
+
 def test_nothing_is_scored_where_what_must_stay_fills_the_budget(context: Make, prompt_of: PromptOf) -> None:
     def never(
         texts: Sequence[str], *, wanted: object = None, given: str = "", remaining: Callable[[], float]
@@ -342,6 +418,22 @@ def test_sentences_near_the_question_keep_more(context: Make, prompt_of: PromptO
         kept[focus] = sum(short.count(word) for word in known)
     assert "bridge" in short
     assert kept[1.0] > kept[0.0], "they were foreseen, but are what is asked for"
+
+
+def test_stop_words_are_near_to_nothing() -> None:
+    text = "Who is the one? The cat sleeps.\n\nA mayoress came."
+    (nothing,) = nearness([text], "Who is the mayor?", whole=[()], expired=lambda: False)
+    assert not nearness([text], "Who is it?", whole=[()], expired=lambda: False)[0].scores.any()
+    assert not nothing.scores.any()
+    (near,) = nearness([f"{text} The mayor left."], "Who is the mayor?", whole=[()], expired=lambda: False)
+    assert near.scores.argmax() == 3 and not near.scores[:2].any()
+
+
+@pytest.mark.parametrize("gap", ["\n\n", "\r\n\r\n", "\n \n"])
+def test_paragraphs_end_at_blank_lines_of_any_kind(gap: str) -> None:
+    text = f"The bridge is old.{gap}Cats sleep. Dogs bark."
+    (near,) = nearness([text], "Which bridge?", whole=[()], expired=lambda: False)
+    assert near.scores[0] == 1.0 and near.scores[1] < 0.3 and near.scores[2] == 0.0
 
 
 def test_nearness_is_shared_with_the_paragraph() -> None:

@@ -112,14 +112,25 @@ def test_remarks_of_a_transcript_are_no_placeholders() -> None:
     assert found(turns) == ["{laughter}", "{gap}"]
     letter = "Dear {name}, we thank you, {name}, for {thing}. Yours, {name}"
     assert found(letter).count("{name}") == 3
+    alone = "Hello {name} , your order {name} ships to {name} today"
+    assert found(alone) == ["{name}"] * 3, "only words for what is heard are remarks"
     assert found("Ann: well {pause}\nBob: no {pause}\nAnn: {pause}") == [], "lines that end so are no code"
-    glued = "The paths are /a/{id} and /b/{id} and then {id} and {id} and {id} alone."
-    assert found(glued).count("{id}") == 3
+    glued = "The paths are /a/{gap} and /b/{gap} and then {gap} and {gap} and {gap} alone."
+    assert found(glued).count("{gap}") == 3
 
 
 def test_names_with_underscores_at_their_ends_are_whole() -> None:
     assert found("Call __init__ with class_ or T_V_'s here.") == ["__init__", "class_", "T_V_"]
     assert found("See _https://example.com/x_ there.") == ["_https://example.com/x_"]
+
+
+@pytest.mark.parametrize(
+    "url", ["link_https://example.com/a?q=one&b=two", "___https://example.com/a?q=one___",
+            "x_data:image/png;base64,AAAA+BBB/cc==", f"{'long_' * 40}www.example.com/a?q=one,two"],
+)  # fmt: skip
+def test_urls_behind_underscores_are_whole(url: str) -> None:
+    assert found(f"see {url} there") == [url]
+    assert found(f"see {url}, there") == [url]
 
 
 HOSTILE = {
