@@ -196,17 +196,18 @@ class Peer:
 
 @dataclass(frozen=True)
 class Remembered:
-    """A subject whose outcomes are kept: what it once made of a text is not made again."""
+    """A subject whose outcomes are kept: what it once made of a text is not made again under the same `setting`."""
 
     subject: Subject
     rows: KeptRows
+    setting: str
 
     @property
     def name(self) -> str:
         return self.subject.name
 
     def compress(self, text: str, *, question: str, rate: float) -> Outcome:
-        words = (self.name, str(rate), question, text)
+        words = (self.name, self.setting, str(rate), question, text)
         known = self.rows.get(*words)
         if known is not None:
             return Outcome(**known)
@@ -223,8 +224,8 @@ def peers(model: Path, pythons: Mapping[str, Path | None]) -> list[Peer]:
     return [Peer(name, python, model) for name, python in pythons.items() if python is not None]
 
 
-def common_options(description: str, *, compared: Sequence[str]) -> argparse.ArgumentParser:
-    """What both benchmarks take; `compared`: which of ours by default."""
+def common_options(description: str, *, compared: Sequence[str], rows: bool = True) -> argparse.ArgumentParser:
+    """What the benchmarks take; `compared`: which of ours by default; `rows`: whether results can be kept."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path)
     parser.add_argument("--llmlingua", type=Path, help="interpreter of an environment with llmlingua")
@@ -233,7 +234,10 @@ def common_options(description: str, *, compared: Sequence[str]) -> argparse.Arg
     parser.add_argument("--dtype", default="float32", help="of our engine; llmlingua takes float32 on a CPU")
     parser.add_argument("--ours", nargs="*", default=list(compared))
     parser.add_argument("--rates", nargs="+", type=float, default=[0.5, 0.33])
-    parser.add_argument("--rows", type=Path, help="keep results in this JSONL file, and take those that are there")
+    if rows:
+        parser.add_argument("--rows", type=Path, help="keep results in this JSONL file, and take those that are there")
+    else:
+        parser.set_defaults(rows=None)
     return parser
 
 
@@ -245,8 +249,8 @@ def opened(options: argparse.Namespace) -> Iterator[tuple[Machinery, list[Subjec
     machinery = Machinery(model, dtype=options.dtype)
     guests = peers(model, {"llmlingua": options.llmlingua, "headroom": options.headroom})
     try:
-        rows = KeptRows(options.rows)
-        yield machinery, [Remembered(subject, rows) for subject in (*ours(machinery, options.ours), *guests)]
+        rows, setting = KeptRows(options.rows), f"{options.model}, {options.dtype}"
+        yield machinery, [Remembered(subject, rows, setting) for subject in (*ours(machinery, options.ours), *guests)]
     finally:
         for guest in guests:
             guest.close()

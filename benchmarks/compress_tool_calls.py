@@ -1,7 +1,7 @@
 """Do tool schemas and the calls in a history come through compression byte for byte?
 
 Run: python benchmarks/compress_tool_calls.py DATA [--samples 100] [--ours perplexity extractive balanced lossless ...]
-     [--rates 0.5 0.33] [--rows FILE]
+     [--rates 0.5 0.33]
 
 DATA has bfcl. Each sample is a conversation of BFCL's multi-turn set: the tools in the request's field, a tool result
 that lists their schemas, one a line, the user's turns, and the right calls of each turn with a result. It is compressed
@@ -71,7 +71,7 @@ class Kept:
 
 
 def main() -> None:
-    parser = common_options(__doc__ or "", compared=["perplexity", "extractive", "balanced", "lossless"])
+    parser = common_options(__doc__ or "", compared=["perplexity", "extractive", "balanced", "lossless"], rows=False)
     parser.add_argument("--samples", type=int, default=100)
     options = parser.parse_args()
     drawn = samples(options.data / "bfcl", count=options.samples)

@@ -1,10 +1,12 @@
 """Results of a long run in a file, so that it may be stopped at any time and go on where it was.
 
-Used by compress.py and compress_quality.py.
+Used by compress.py, compress_quality.py and plan.py.
 """
 
 import hashlib
 import json
+import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +17,8 @@ class KeptRows:
     def __init__(self, path: Path | None) -> None:
         self._path = path
         self._found: dict[str, dict[str, Any]] = {}
-        if path is not None and path.exists():
-            for line in path.read_text(encoding="utf-8").splitlines():
-                if line.endswith("}"):  # the last line of a run that was killed may be half a one
-                    row = json.loads(line)
-                    self._found[row["key"]] = row["value"]
+        for row in complete_rows(path):
+            self._found[row["key"]] = row["value"]
 
     def get(self, *words: str) -> dict[str, Any] | None:
         return self._found.get(_key(words))
@@ -27,9 +26,26 @@ class KeptRows:
     def put(self, value: dict[str, Any], *words: str) -> None:
         """Written at once."""
         self._found[_key(words)] = value
-        if self._path is not None:
-            with self._path.open("a", encoding="utf-8") as file:
-                file.write(f"{json.dumps({'key': _key(words), 'of': words[0], 'value': value})}\n")
+        append_rows(self._path, [{"key": _key(words), "of": words[0], "value": value}])
+
+
+def complete_rows(path: Path | None) -> list[Any]:
+    """What a JSONL file holds, a value a line, without the half line at the end that a killed run may have left."""
+    if path is None or not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1]]
+
+
+def append_rows(path: Path | None, rows: Iterable[Any]) -> None:
+    """Written at once, in place of a half line at the end."""
+    if path is None:
+        return
+    with path.open("a+b") as file:
+        if file.tell():
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":
+                file.truncate(path.read_bytes().rfind(b"\n") + 1)
+        file.writelines(f"{json.dumps(row)}\n".encode() for row in rows)
 
 
 def _key(words: tuple[str, ...]) -> str:

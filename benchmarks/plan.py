@@ -22,7 +22,6 @@ import argparse
 import asyncio
 import functools
 import gc
-import json
 import os
 import statistics
 import tempfile
@@ -35,6 +34,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from kept_rows import append_rows, complete_rows
 from plan_requests import SHARES, Asked, mixed
 from rich.console import Console
 from rich.table import Table
@@ -206,13 +206,7 @@ async def measured(requests: Sequence[Asked], rows: list[Row], options: argparse
                     for gateway in (*gateways[turn:], *gateways[:turn])
                 ]
                 rows += fresh
-                _append(options.rows, fresh)
-
-
-def _append(path: Path | None, rows: Iterable[Row]) -> None:
-    if path is not None:
-        with path.open("a", encoding="utf-8") as file:
-            file.writelines(f"{json.dumps(asdict(row))}\n" for row in rows)
+                append_rows(options.rows, map(asdict, fresh))
 
 
 def setting_of(options: argparse.Namespace) -> str:
@@ -224,11 +218,8 @@ def setting_of(options: argparse.Namespace) -> str:
 def _read(options: argparse.Namespace) -> list[Row]:
     """What an earlier part has measured of the requests. SystemExit where it was under other ways or settings."""
     path, ways, setting = options.rows, set(options.ways), setting_of(options)
-    if path is None or not path.exists():
-        return []
-    lines = path.read_text(encoding="utf-8").splitlines()
-    # The last line may be half a one, of a part that was killed, and its request then lacks ways.
-    rows = [Row(**json.loads(line)) for line in lines if line.endswith("}")]
+    # A request of which a part that was killed has some ways was asked again: the later rows count.
+    rows = list({(row.request, row.way): row for row in (Row(**one) for one in complete_rows(path))}.values())
     if others := {row.setting for row in rows if row.setting != setting}:
         raise SystemExit(
             f"{path} has rows of {'; '.join(sorted(others))}, not of {setting}: name another file for --rows"

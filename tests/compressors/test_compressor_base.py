@@ -18,7 +18,7 @@ from promptsluice.compressors import (
     names,
     option_names,
 )
-from promptsluice.compressors.base import LossyOptions
+from promptsluice.compressors.base import LossyOptions, missed_note
 from promptsluice.prompt import BadRequest, Kind, Prompt
 
 Make = Callable[..., CompressionContext]
@@ -225,3 +225,7 @@ def test_rewrites_compose() -> None:
     assert first.text(source) == "abcXYZfghi"
     assert first.then(second).text(source) == second.text(first.text(source)) == "b-cXYZfg"
     assert first.kept == ((0, 3), (5, 9))
+
+
+def test_the_note_of_a_missed_rate_rounds_down() -> None:
+    assert missed_note(6, wanted=5.6, tokens=11).endswith("5 of 11 tokens were asked for, 6 must stay")

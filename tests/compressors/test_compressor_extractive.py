@@ -291,5 +291,6 @@ def test_nobody_is_said_to_have_said_nothing(context: Make, prompt_of: PromptOf,
 @pytest.mark.parametrize("target", [0.3, 0.5])
 def test_labels_cost_what_is_chosen_nothing(target: float, context: Make, prompt_of: PromptOf) -> None:
     text = "\n".join(["Budget Officer: ok alpha then."] * 20)
-    result = create("extractive", {"target_rate": target}).compress(prompt_of(text), context=context())
+    options = {"target_rate": target, "relevance": "words"}
+    result = create("extractive", options).compress(prompt_of(text), context=context())
     assert target - 0.05 <= result.rate <= target

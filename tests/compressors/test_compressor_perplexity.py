@@ -160,10 +160,21 @@ def test_what_comes_with_what_is_chosen() -> None:
 
 
 def test_a_lone_dash_is_no_turn(context: Make, prompt_of: PromptOf, tool_texts: TextsOf) -> None:
+    def dashes(
+        texts: Sequence[str], *, wanted: object = None, given: str = "", remaining: Callable[[], float]
+    ) -> Iterator[Window]:
+        for number, text in enumerate(texts):
+            yield (
+                number,
+                np.array([(i, i + 1, -9.0 if char == "–" else -0.1) for i, char in enumerate(text)]),
+                len(text),
+            )
+
     text = "Bob: see 42 here.\nAnn: so then – the thing was here"
     for target in range(2, 17):
         options = {"target_tokens": target, "min_tokens": 1, "kinds": ["tool_result"]}
-        short = tool_texts(create("perplexity", options).compress(prompt_of(text), context=context()).prompt)[0]
+        made = create("perplexity", options).compress(prompt_of(text), context=context(score=dashes))
+        (short,) = tool_texts(made.prompt)
         assert "42" in short and not short.endswith(("Ann: –", "Ann:")), short
 
 

@@ -1,0 +1,78 @@
+"""What the benchmarks keep of a long run, so that it goes on where it was stopped or killed."""
+
+import argparse
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+def script(name: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A script as a module, under a name that nothing else has."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    spec = importlib.util.spec_from_file_location(f"{name}_script", BENCHMARKS / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, module)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("half", ["", '{"key": "ab", "val', '{"key": "ab", "value": {"a": 1}', "{}"])
+def test_half_a_line_of_a_killed_run_is_written_over(
+    half: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept_rows = script("kept_rows", monkeypatch)
+    path = tmp_path / "rows.jsonl"
+    kept_rows.KeptRows(path).put({"n": 1}, "one", "ü")
+    whole = path.read_text()
+    path.write_text(whole + half)
+    rows = kept_rows.KeptRows(path)
+    assert path.read_text() == whole + half, "who only reads changes nothing"
+    assert rows.get("one", "ü") == {"n": 1} and rows.get("two") is None
+    rows.put({"n": 2}, "two")
+    rows.put({"n": 3}, "three")
+    assert path.read_text().startswith(whole)
+    again = kept_rows.KeptRows(path)
+    assert [again.get(*words) for words in (("one", "ü"), ("two",), ("three",))] == [{"n": 1}, {"n": 2}, {"n": 3}]
+
+
+def test_a_request_that_was_asked_again_counts_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = script("plan", monkeypatch)
+    path = tmp_path / "rows.jsonl"
+    options = argparse.Namespace(
+        rows=path, ways=["off", "planner"], requests=9, model="m", dtype="float32", quantize="none", tokens=2, size=1.0
+    )
+    counts = dict.fromkeys(("idle_s", "overhead_ms", "tokens_in", "tokens_out", "cached", "reused", "recomputed"), 0)
+
+    def line(way: str, seconds: float) -> str:
+        own = {"request": 0, "kind": "chat", "way": way, "seconds": seconds, "steps": {}}
+        return json.dumps({**own, **counts, "setting": plan.setting_of(options)})
+
+    path.write_text(f"{line('off', 1.0)}\n{line('planner', 2.0)[:-9]}")
+    assert plan._read(options) == [], "half a request counts for nothing"
+    path.write_text("".join(f"{line(*one)}\n" for one in (("off", 1.0), ("off", 3.0), ("planner", 4.0))))
+    assert {row.way: row.seconds for row in plan._read(options)} == {"off": 3.0, "planner": 4.0}
+
+
+def test_what_another_model_made_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    subjects = script("compress_subjects", monkeypatch)
+    kept = subjects.KeptRows(tmp_path / "rows.jsonl")
+
+    class Counting:
+        name = "counting"
+        asked = 0
+
+        def compress(self, text: str, *, question: str, rate: float) -> Any:
+            self.asked += 1
+            return subjects.Outcome(text, 0.0, 0.0, "")
+
+    subject = Counting()
+    for setting, asked in (("a, float32", 1), ("a, float32", 1), ("a, bfloat16", 2), ("b, float32", 3)):
+        subjects.Remembered(subject, kept, setting).compress("text", question="q", rate=0.5)
+        assert subject.asked == asked
