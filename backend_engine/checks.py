@@ -68,7 +68,8 @@ def _check_reuse(reuse: Reuse, model: LoadedModel, *, prompt: int) -> None:
                 f"reused spans must ascend within the {prompt} prompt tokens; {span.start} to {span.stop} does not",
                 param="reuse",
             )
-        if span.kv.k.shape != (shape := (spec.layers, span.kv.tokens, spec.kv_heads, spec.head_dim)):
+        shape = (spec.layers, span.kv.tokens, spec.kv_heads, spec.head_dim)
+        if span.kv.k.shape != shape:
             raise BadRequest(
                 f"a reused span has the shape {tuple(span.kv.k.shape)}; this model needs {shape}", param="reuse"
             )

@@ -39,7 +39,7 @@ class Attention : public Job {
             }
         }
         std::stable_sort(tasks_.begin(), tasks_.end(), [](const Task &a, const Task &b) { return a.keys > b.keys; });
-        for (Floats &space : spaces_) space.fit((long)RowBlock<float>::floats(s.head_dim));
+        for (Floats &space : spaces_) space.fit((long)RowBlock::floats(s.head_dim));
     }
 
     static int check(const AttendSpec &s) {
@@ -86,7 +86,7 @@ class Attention : public Job {
         float *out = s.out + task.row * width + head;
         const int32_t *visible = s.visible + task.row;
         if (task.block)
-            return RowBlock<float>(space, s.head_dim)
+            return RowBlock(space, s.head_dim)
                 .attend(q, out, width, task.rows, group_, visible, s.window, k, v, keys, s.scale);
         for (int row = 0; row < task.rows; row++, q += width, out += width) {
             long first = s.window ? std::max(0, visible[row] - s.window) : 0;

@@ -40,7 +40,6 @@ inline void transpose(Vec (&square)[LANES]) {
 
 // The rows of one request that are computed together, as far as one key/value head is concerned: row r of a block is
 // query head r % group of the request's row r / group. It sees keys first[r] .. last[r] - 1.
-template <class Stored>
 class RowBlock {
   public:
     static size_t floats(long dim) {
@@ -56,7 +55,7 @@ class RowBlock {
     // `rows` rows of `group` heads at `q`, which get `out`, both `stride` floats from one row to the next; each sees
     // its `visible` keys, or with a window the last ones of them.
     void attend(const float *q, float *out, long stride, int rows, int group, const int32_t *visible, int window,
-                const Stored *k, const Stored *v, const Keys &where, float scale) {
+                const float *k, const float *v, const Keys &where, float scale) {
         rows_ = rows * group;
         for (int row = 0; row < rows_; row++) {
             last_[row] = visible[row / group];
@@ -106,7 +105,7 @@ class RowBlock {
     }
 
     // A block of keys in tiles [dim][SCORE_KEYS], the last one repeated behind it, and its values [count][dim].
-    void take_keys(const Stored *k, const Stored *v, const Keys &where, int start, int count) {
+    void take_keys(const float *k, const float *v, const Keys &where, int start, int count) {
         long places[KEY_BLOCK + LANES];
         where.find(start, start + count, places);
         std::fill(places + count, places + count + LANES, places[count - 1]);

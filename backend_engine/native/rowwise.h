@@ -22,7 +22,8 @@ inline void add(float *to, const float *x, long size) {
     for (long at = 0; at < size; at += LANES) store(to + at, load(to + at) + load(x + at));
 }
 
-// A head of any size in two halves, each times its cosines plus the other half times its signed sines, all [size].
+// A head of any size in two halves, each times its cosines plus the other half times its signed sines, all [size]. `out`
+// may be `x`.
 inline void turned(const float *x, const float *cosines, const float *sines, long size, float *out) {
     long half = size / 2;
     for (long at = 0; at < half; at++) {

@@ -37,7 +37,7 @@ class Model : public AnyModel, public Job {
         inner_.fit(MOST_ROWS * m.ffn);
         space_.fit(MOST_ROWS * std::max(std::max((long)m.hidden, queries_), (long)m.ffn));
         steps_.fit(MOST_ROWS);
-        turns_.fit(MOST_ROWS * m.head_dim);
+        turns_.fit(MOST_ROWS * 2 * m.head_dim);
         sofar_.resize(MOST_ROWS * m.heads);
     }
 
@@ -202,11 +202,11 @@ class Model : public AnyModel, public Job {
         Stored *k = keys_of(index), *v = k + s->slots * keys_;
         for (int row = 0; row < rows_; row++) {
             float *heads = &qkv_[row * (queries_ + 2 * keys_)];
-            const float *cosines = &turns_[row * m.head_dim], *sines = cosines + m.head_dim / 2;
+            const float *cosines = &turns_[row * 2 * m.head_dim], *sines = cosines + m.head_dim;
             for (int head = 0; head < m.heads + m.kv_heads; head++) {
                 float *x = heads + head * m.head_dim;
                 if (layer.qk_norm) rms_norm(x, layer.qk_norm + head * m.head_dim, m.head_dim, m.eps, x);
-                turn(x, cosines, sines);
+                turned(x, cosines, sines, m.head_dim, x);
             }
             long slot = s->row_slots[row] * keys_;
             for (long at = 0; at < keys_; at += LANES) {
@@ -218,20 +218,14 @@ class Model : public AnyModel, public Job {
 
     void make_turns(const LayerSpec &layer) {
         long half = m.head_dim / 2;
-        for (int row = 0; row < rows_; row++)
+        for (int row = 0; row < rows_; row++) {
+            float *cosines = &turns_[row * 2 * m.head_dim], *sines = cosines + m.head_dim;
             for (long i = 0; i < half; i++) {
                 float angle = (float)s->positions[row] * layer.inverse_frequencies[i];
-                turns_[row * m.head_dim + i] = std::cos(angle) * layer.rope_scaling;
-                turns_[row * m.head_dim + half + i] = std::sin(angle) * layer.rope_scaling;
+                cosines[i] = cosines[half + i] = std::cos(angle) * layer.rope_scaling;
+                sines[half + i] = std::sin(angle) * layer.rope_scaling;
+                sines[i] = -sines[half + i];
             }
-    }
-
-    void turn(float *x, const float *cosines, const float *sines) const {
-        long half = m.head_dim / 2;
-        for (long i = 0; i < half; i++) {
-            float low = x[i], high = x[half + i];
-            x[i] = low * cosines[i] - high * sines[i];
-            x[half + i] = high * cosines[i] + low * sines[i];
         }
     }
 
