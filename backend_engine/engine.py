@@ -149,7 +149,7 @@ class Engine:
 
     def prepare(self, request: GenerationRequest, sink: Sink) -> Sequence:
         """Check a request and make its state; from any thread. Raises BadRequest or ContextTooLong."""
-        tokens = np.array(request.ids, dtype=np.int64)
+        tokens = np.fromiter(request.ids, np.int64, len(request.ids))
         check_request(request, tokens, self.model, room=self.max_tokens)
         if request.grammar is not None and request.grammar.compiler is not self.grammars:
             raise BadRequest("the grammar was compiled for another engine", param="response_format")
@@ -199,7 +199,10 @@ class Engine:
         if self._runner.overlaps(plan):
             self._land(self._runner.launch(plan), plan)
         elif plan.sequences:
-            self._postprocess(plan, self._runner.run(plan))
+            tokens = self._runner.run(plan)
+            seconds = self._account(plan)
+            self._advance(plan)
+            self._take(plan, tokens, seconds)
         elif self._scheduler.waiting:  # for a slow tier, all of them
             self.tier.wait(_LONGEST_PAUSE_S)
         self._plan = None
@@ -210,19 +213,28 @@ class Engine:
         flight = self._runner.draw(flight)
         if self._scheduler.run_ahead(flight.sequences):
             self._flight = self._runner.again(flight)
-        self._postprocess(plan, self._runner.ids(flight))
+        self._advance(plan)  # while the device is at it
+        tokens = self._runner.ids(flight)
+        self._take(plan, tokens, self._account(plan))
         self._plan = None
         if not self._scheduler.running:
             self._flight = None  # all have ended: nobody is left to land for
 
-    def _postprocess(self, plan: StepPlan, tokens: list[int]) -> None:
-        self._outputs.totals["steps"] += 1
-        seconds = self._clock() - self._began
-        plan.account(seconds)
+    def _advance(self, plan: StepPlan) -> None:
+        """Note which prompts' rows have run, or have been launched: the device runs them before what comes later."""
         for chunk in plan.chunks:
             self._scheduler.advance(chunk)
             if chunk.last:
                 self._prefilled(chunk.sequence)
+
+    def _account(self, plan: StepPlan) -> float:
+        """The seconds that the step took, of which each prefill is given its part."""
+        seconds = self._clock() - self._began
+        plan.account(seconds)
+        return seconds
+
+    def _take(self, plan: StepPlan, tokens: list[int], seconds: float) -> None:
+        self._outputs.totals["steps"] += 1
         drawn = iter(tokens)
         for sequence, draft in zip(plan.drawing, plan.guesses, strict=True):
             self._outputs.take(sequence, draft.tolist(), list(islice(drawn, 1 + len(draft))))

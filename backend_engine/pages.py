@@ -8,6 +8,8 @@ from numpy.typing import NDArray
 
 Pages = NDArray[np.int32]
 
+_ROOMY = 1024  # pages of a run in which there is room for more than one sequence that grows
+
 
 class PageAllocator:
     """Hands out pages, consecutive ones where it can: attention reads a consecutive run without gathering it."""
@@ -17,6 +19,7 @@ class PageAllocator:
         self.pages = pages
         self.free = pages
         self._refs = np.zeros(pages, dtype=np.int32)
+        self._roomy = 0, 0  # the run behind what was placed last, as it was then
 
     def refs(self, pages: Pages) -> Pages:
         """Reference counts of `pages`."""
@@ -26,8 +29,8 @@ class PageAllocator:
         """Take `count` free pages, each with one reference. The caller has checked that `free >= count`.
 
         `after` is the page that the new ones continue; they follow it directly if those are free. Otherwise they begin
-        in the longest free run, in its middle where that leaves room, so that sequences side by side can grow in
-        place.
+        in the longest free run, or what the last search left of it where that is roomy, in its middle where that leaves
+        room, so that sequences side by side can grow in place.
         """
         assert 0 <= count <= self.free, (count, self.free)
         if count == 0:
@@ -51,19 +54,25 @@ class PageAllocator:
         self.free += int(np.count_nonzero(self._refs[pages] == 0))
 
     def _place(self, count: int) -> Pages:
+        start, stop = self._roomy
+        if stop - start < max(_ROOMY, 2 * count) or self._refs[start:stop].any():
+            starts, lengths = self._free_runs()
+            longest = int(lengths.argmax())
+            start, stop = int(starts[longest]), int(starts[longest] + lengths[longest])
+            if stop - start < count:
+                order = np.argsort(-lengths, kind="stable")
+                pieces = [np.arange(starts[run], starts[run] + lengths[run], dtype=np.int32) for run in order]
+                return np.sort(np.concatenate(pieces)[:count])
+        # The page before the run may belong to a sequence that grows into it; at the pool's start there is none.
+        first = start if start == 0 else start + min((stop - start) // 2, stop - start - count)
+        self._roomy = first + count, stop
+        return np.arange(first, first + count, dtype=np.int32)
+
+    def _free_runs(self) -> tuple[Pages, Pages]:
+        """Where runs of free pages start, and how many pages they have; takes time with the size of the pool."""
         free = np.flatnonzero(self._refs == 0).astype(np.int32)
-        borders = np.flatnonzero(np.diff(free) != 1) + 1
-        starts = np.concatenate(([0], borders))
-        lengths = np.diff(np.concatenate((starts, [len(free)])))
-        longest = int(lengths.argmax())
-        start, length = int(starts[longest]), int(lengths[longest])
-        if length >= count:
-            # The page before the run may belong to a sequence that grows into it; at the pool's start there is none.
-            offset = 0 if free[start] == 0 else min(length // 2, length - count)
-            return free[start + offset : start + offset + count]
-        order = np.argsort(-lengths, kind="stable")
-        pieces = [free[starts[run] : starts[run] + lengths[run]] for run in order]
-        return np.sort(np.concatenate(pieces)[:count])
+        starts = np.concatenate(([0], np.flatnonzero(np.diff(free) != 1) + 1))
+        return free[starts], np.diff(np.append(starts, len(free))).astype(np.int32)
 
     def check(self) -> None:
         """Assert the invariants; for tests."""

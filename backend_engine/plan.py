@@ -108,7 +108,7 @@ class StepPlan:
         return 1 + np.fromiter(map(len, self.drafts or [NO_ROWS] * len(self.decodes)), np.int64, len(self.decodes))
 
     def account(self, seconds: float) -> None:
-        """Give each prefill its part of a step that took so long, by rows; before the step's rows count as run."""
+        """Give each prefill its part of a step that took so long, by rows; before its rows are planned anew."""
         rows = len(self.decodes) + sum(chunk.count for chunk in self.chunks)
         for chunk in self.chunks:
             share, seen = chunk.count / rows, int(chunk.rows.sum()) + chunk.count

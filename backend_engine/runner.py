@@ -78,8 +78,8 @@ class StepRunner:
         """Begin a step that overlaps."""
         assert self._steps is not None
         self._loads().settle()
-        self._table.refresh()
         draw = plan.draw
+        self._table.refresh(draw)
         return Flight(
             sequences=plan.sequences, launched=self._steps.run(*self._table.single_rows(plan), draw=draw), draw=draw
         )
@@ -105,7 +105,7 @@ class StepRunner:
     def again(self, flight: Flight) -> Flight:
         """Begin the step after a flight's, for the same sequences; their pages must have room for it."""
         assert self._steps is not None
-        self._table.refresh()
+        self._table.refresh(flight.draw)
         drawn = None if flight.drawn is None else flight.drawn.ids
         launched = self._steps.again(flight.launched, drawn=drawn)
         return replace(flight, launched=launched, behind=True, drawn=None)
@@ -122,7 +122,7 @@ class StepRunner:
         loads = self._loads()
         if self._steps is not None and plan.drafts:
             loads.settle()
-            self._table.refresh()
+            self._table.refresh(Draw.HOST)
             rows, widths = self._table.drafted_rows(plan), plan.widths.tolist()
             return self._draw(self._steps.drafted(*rows, widths), plan)
         try:

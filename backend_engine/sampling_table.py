@@ -1,29 +1,47 @@
 """The sampling parameters of the running requests, by their rows in the running table, where the device reads them."""
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from .params import SamplingParams
 from .sampling import SamplingTensors
 
+_INTS = 3  # int64 top_k, seed and prompt; behind them float32 temperature, top_p and min_p, and one that is not used
+
 
 class SamplingTable:
-    """`rows` rows, each written once when a request comes; at first all are greedy. Nothing is read back."""
+    """`rows` rows, each written once when a request comes; at first all are greedy. Nothing is read back.
+
+    A row reaches the device with the next `refresh`, which steps need that read parameters there: greedy ones do not,
+    and each transfer costs a GPU's host some 50 us before the first token.
+    """
 
     def __init__(self, rows: int, device: torch.device) -> None:
-        # Rows without gaps, so that a request comes with two plain transfers; each costs a GPU's host some 20 us.
-        self._floats = torch.tensor((0.0, 1.0, 0.0)).repeat(rows, 1).to(device)  # temperature, top_p, min_p
-        self._ints = torch.zeros(rows, 3, dtype=torch.int64, device=device)  # top_k, seed, prompt
+        self._host = np.zeros((rows, _INTS + 2), dtype=np.int64)
+        self._host_floats = self._host[:, _INTS:].view(np.float32)
+        self._host_floats[:, 1] = 1.0
+        self._rows = torch.from_numpy(self._host.copy()).to(device)
+        self._ints, self._floats = self._rows[:, :_INTS], self._rows[:, _INTS:].view(torch.float32)
+        self._stale: set[int] = set()
 
     def enter(self, row: int, params: SamplingParams, *, seed: int, prompt: int) -> None:
         """A request with a prompt of so many tokens has this row from now on."""
-        floats, ints = (params.temperature, params.top_p, params.min_p), (params.top_k, seed, prompt)
-        self._floats[row].copy_(torch.tensor(floats), non_blocking=True)
-        self._ints[row].copy_(torch.tensor(ints), non_blocking=True)
+        self._host[row, :_INTS] = params.top_k, seed, prompt
+        self._host_floats[row, :3] = params.temperature, params.top_p, params.min_p
+        self._stale.add(row)
+
+    def refresh(self) -> None:
+        """Bring the device's rows up to date."""
+        if self._stale:
+            rows = np.fromiter(self._stale, np.int64, len(self._stale))
+            device = self._rows.device
+            self._rows[torch.from_numpy(rows).to(device)] = torch.from_numpy(self._host[rows]).to(device)
+            self._stale.clear()
 
     def rows(self, rows: Tensor, *, drawn: Tensor) -> SamplingTensors:
         """The parameters of some rows, whose requests have drawn so many tokens; both int64 [S] on the device."""
-        temperature, top_p, min_p = self._floats[rows].T.contiguous()
+        temperature, top_p, min_p, _ = self._floats[rows].T.contiguous()
         top_k, seed, _ = self._ints[rows].T.contiguous()
         return SamplingTensors(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed, drawn=drawn)
 

@@ -14,6 +14,7 @@ from .probe import PROBING_ROWS, Probe
 from .sampling import SamplingTensors
 from .sampling_table import SamplingTable
 from .sequence import Rows, Sequence
+from .steps import Draw
 from .token_counts import TokenCounts
 
 
@@ -61,11 +62,14 @@ class RunningTable:
         self._device_pages[rows] = spare
         return self._device_pages
 
-    def refresh(self) -> None:
-        """Bring the mirror up to date."""
+    def refresh(self, draw: Draw) -> None:
+        """Bring up to date on the device what a step reads there that draws so."""
+        if draw not in (Draw.HOST, Draw.LIKELIEST):
+            self.sampling.refresh()
         if self._device_pages is not None and len(self._stale) == 1:  # one transfer, and no kernel
             row = next(iter(self._stale))
-            self._device_pages[row].copy_(self._tensor(self.pages[row].copy()))
+            # Memory that is not pinned has been read when this returns.
+            self._device_pages[row].copy_(torch.from_numpy(self.pages[row]), non_blocking=True)
         elif self._device_pages is not None and self._stale:
             rows = np.fromiter(self._stale, np.int64, len(self._stale))
             self._device_pages[self._tensor(rows)] = self._tensor(self.pages[rows])
@@ -117,6 +121,7 @@ class RunningTable:
         if plan.drafts:
             widths = np.fromiter((1 + len(draft) for draft in plan.guesses), np.int64, len(sequences))
             rows, drawn = np.repeat(rows, widths), np.repeat(drawn, widths) + _counted(widths)
+        self.sampling.refresh()
         return self.sampling.rows(self._tensor(rows), drawn=self._tensor(drawn))
 
     def layout(self, plan: StepPlan) -> StepBatch:

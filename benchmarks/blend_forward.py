@@ -63,7 +63,7 @@ class Bench:
     def chunks(self, case: "Case", anchor: str, *, dtype: "ChunkDtype" = "model") -> list["KVBlock"]:
         """Each passage's KV after the anchor, kept in `dtype`, then moved to its place in the prompt."""
         from promptsluice.kv_reuse import repositioned
-        from promptsluice.kv_reuse.rounding import rounded
+        from promptsluice.kv_reuse.rounding import kept
 
         before, blocks = case.anchors[anchor], []
         for first in range(0, len(case.spans), self.together):
@@ -77,7 +77,8 @@ class Bench:
             self._forward(parts)
             for number, (start, length) in enumerate(spans):
                 kv = self.pool.read(self._slots(number, len(before), len(before) + length))
-                kv = rounded(kv, dtype).widened()
+                if dtype != "model":
+                    kv = kept(kv, dtype).widened().mapped(lambda part: part.to(self.decoder.device))
                 blocks.append(repositioned(kv, self.decoder.ropes, old=len(before), new=start))
         return blocks
 

@@ -14,6 +14,14 @@ def test_a_run_of_pages_is_consecutive_and_grows_in_place() -> None:
     assert allocator.alloc(1, after=int(second[-1])).tolist() == [second[-1] + 1]
 
 
+def test_in_a_large_pool_sequences_have_room_to_grow_without_a_search_for_each() -> None:
+    allocator = PageAllocator(24_000)
+    firsts = np.sort([allocator.alloc(8)[0] for _ in range(64)])
+    assert firsts[0] == 0
+    assert np.diff(firsts).min() >= 8 + 100, "some stand close together in a pool that is almost empty"
+    assert 24_000 - firsts[-1] >= 108
+
+
 def test_fragments_are_used_when_no_run_is_long_enough() -> None:
     allocator = PageAllocator(8)
     pages = allocator.alloc(8)

@@ -1,6 +1,7 @@
 """The house's own rules: imports follow the arrows, packaging names every room, importing is cheap."""
 
 import ast
+import importlib
 import subprocess
 import sys
 import tomllib
@@ -124,3 +125,15 @@ def test_constraints_fit_pyproject() -> None:
         if requirement.name == "triton":
             continue  # each CUDA build of torch names its own version; pinning another one would keep torch out
         assert requirement.specifier.contains(pinned[canonicalize_name(requirement.name)].split("+")[0]), text
+
+
+@pytest.mark.parametrize("path", [*sources("benchmarks"), *sources("examples")], ids=lambda path: path.name)
+def test_what_benchmarks_and_examples_import_of_the_package_exists(path: Path) -> None:
+    """The type checker does not see the installed package from there, and most imports are inside functions."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and not node.level and (node.module or "").split(".")[0] == "promptsluice":
+            assert node.module is not None
+            module = importlib.import_module(node.module)
+            for alias in node.names:
+                if not hasattr(module, alias.name):  # else it must be a module of the package
+                    importlib.import_module(f"{node.module}.{alias.name}")
