@@ -17,6 +17,10 @@ HOTPOT, XQUAD = "hotpotqa_100/hotpotqa_distractor_100.jsonl", "xquad/xquad.en.js
 SYSTEM = "Answer the question from the documents, with the exact words and nothing else."
 LEAD = 'The answer is "'
 """How the assistant begins: without it, small models begin with "The", whatever the documents say."""
+RUNGS = ("filler in a block", "4 documents", "8 documents")
+"""Sinks that the gateway has for a model of a long context."""
+NEAREST = "the nearest of these"
+_ROOM = 1 << 20  # tokens: for all of them
 NEARBY = 12  # paragraphs of the same article that stand beside the one with the answer
 
 
@@ -31,13 +35,13 @@ class Question:
 
 @dataclass(frozen=True)
 class Case:
-    """A prompt: `spans` (start, tokens) are its passages, `anchors` what they may be computed after, by name."""
+    """A prompt: `spans` (start, tokens) are its passages, `anchors` what each of these may be computed after."""
 
     ids: tuple[int, ...]
     spans: tuple[tuple[int, int], ...]
     answer: tuple[int, ...]
     gold: str
-    anchors: dict[str, tuple[int, ...]]
+    anchors: dict[str, tuple[tuple[int, ...], ...]]
 
     @property
     def places(self) -> list[int]:
@@ -61,8 +65,10 @@ def questions(folder: Path, name: str, *, count: int, passages: int, seed: int) 
 def case_of(question: Question, tokenizer: "ChatTokenizer", *, cut: int) -> Case:
     """The chat as the gateway renders retrieved documents; each passage has at most `cut` tokens."""
     from promptsluice.backend_engine import ChunkMark
-    from promptsluice.kv_reuse.anchors import FILLER
-    from promptsluice.rag.render import before_second, render_block
+    from promptsluice.gateway.backends.sinks import sinks_of
+    from promptsluice.kv_reuse import Anchors
+    from promptsluice.kv_reuse.prose import DOCUMENTS
+    from promptsluice.rag.render import render_block
 
     texts = [_cut(passage, question.answer, tokenizer, cut) for passage in question.passages]
     pieces = render_block([_Passage(f"passage-{number}", text) for number, text in enumerate(texts)])
@@ -76,21 +82,28 @@ def case_of(question: Question, tokenizer: "ChatTokenizer", *, cut: int) -> Case
     ids = (*encoded.ids, *tokenizer.encode_plain(LEAD))
     header = _before_content([system], tokenizer)
     block = _before_content([system], tokenizer, content=pieces[0][0])
+    spans = tuple((start, length) for start, length, _ in encoded.spans)
+    sinks = sinks_of(tokenizer, room=_ROOM)
+    ladder = Anchors(sinks)
+    same_for_all = {
+        "bare": (),
+        "BOS": ids[:1],
+        "template": _before_content([], tokenizer),
+        "prefix": header,
+        "prefix + block": block,
+        "filler": _before_content([], tokenizer, content=DOCUMENTS[0]),
+        "prefix + filler": _before_content([system], tokenizer, content=DOCUMENTS[0]),
+        "prefix + filler in a block": sinks_of(tokenizer, room=_ROOM, before=[system])[0],
+        **dict(zip(RUNGS, sinks, strict=True)),
+    }
     return Case(
         ids=ids,
-        spans=tuple((start, length) for start, length, _ in encoded.spans),
+        spans=spans,
         answer=tuple(tokenizer.encode_plain(question.answer)),
         gold=question.answer,
         anchors={
-            "bare": (),
-            "BOS": ids[:1],
-            "template": _before_content([], tokenizer),
-            "prefix": header,
-            "prefix + block": block,
-            "filler": _before_content([], tokenizer, content=FILLER),
-            "prefix + filler": _before_content([system], tokenizer, content=FILLER),
-            "filler in a block": _before_content([], tokenizer, content=before_second(FILLER)),
-            "prefix + filler in a block": _before_content([system], tokenizer, content=before_second(FILLER)),
+            **{name: (anchor,) * len(spans) for name, anchor in same_for_all.items()},
+            NEAREST: tuple(ladder.fitting(start)[0] for start, _ in spans),
         },
     )
 

@@ -65,17 +65,19 @@ class Bench:
         from promptsluice.kv_reuse import repositioned
         from promptsluice.kv_reuse.rounding import kept
 
-        before, blocks = case.anchors[anchor], []
+        blocks = []
         for first in range(0, len(case.spans), self.together):
             spans = case.spans[first : first + self.together]
+            anchors = case.anchors[anchor][first : first + self.together]
+            known = [self._anchor(before) if before else None for before in anchors]  # all first: it uses the pool
             parts = []
-            for number, (start, length) in enumerate(spans):
-                if before:
-                    self.pool.write_block(self._slots(number, 0, len(before)), self._anchor(before))
+            for number, ((start, length), before) in enumerate(zip(spans, anchors, strict=True)):
+                if (kv := known[number]) is not None:
+                    self.pool.write_block(self._slots(number, 0, len(before)), kv)
                 places = range(len(before), len(before) + length)
                 parts.append(self._part(number, case.ids[start : start + length], places))
             self._forward(parts)
-            for number, (start, length) in enumerate(spans):
+            for number, ((start, length), before) in enumerate(zip(spans, anchors, strict=True)):
                 kv = self.pool.read(self._slots(number, len(before), len(before) + length))
                 if dtype != "model":
                     kv = kept(kv, dtype).widened().mapped(lambda part: part.to(self.decoder.device))

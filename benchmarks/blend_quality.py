@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from blend_cases import Case, case_of, questions
+from blend_cases import NEAREST, RUNGS, Case, case_of, questions
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import track
@@ -43,10 +43,11 @@ ANCHORS = (
     "prefix + block",
     "filler",
     "prefix + filler",
-    "filler in a block",
     "prefix + filler in a block",
+    *RUNGS,
+    NEAREST,
 )
-BLENDED_AFTER = ("bare", "filler", "filler in a block")
+BLENDED_AFTER = ("bare", "filler", *RUNGS, NEAREST)
 METHODS = (
     "deviation of V",
     "deviation of K",
@@ -177,7 +178,8 @@ def measured(
 
     together = options.together or (8 if options.device == "cpu" else 48)
     longest = max(len(case.ids) + max(len(case.answer), GREEDY) for case in cases)
-    longest = max(longest, *(max(map(len, case.anchors.values())) + options.cut + 8 for case in cases))
+    before = max(len(anchor) for case in cases for anchors in case.anchors.values() for anchor in anchors)
+    longest = max(longest, before + options.cut + 8)
     bench, all_ways = (
         Bench(model, together=together, tokens=longest),
         ways(options.methods, options.anchors, options.ratios, options.plain),

@@ -3,9 +3,9 @@
 Which texts are chunks the caller knows, or `finder` does. Not here: the blended forward itself (the engine's).
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from ..backend_engine.rope import LayerRopes
@@ -16,15 +16,14 @@ from .anchors import BARE, Anchor, Anchors
 from .cuts import Breaks
 from .finding import Finder, Span
 from .index import Match
-from .keys import ChunkKey, KeySpace
+from .keys import Ids, KeySpace
+from .lookup import Lookup
 from .recompute import prefill_flops
 from .reposition import repositioned, require_movable
 from .rounding import ChunkDtype, chosen_dtype, chunk_fingerprint, chunk_fingerprints
 from .selectors import AUTO, Repair
 from .store import ChunkStore, StoredChunk, TierStats
-from .warm import Ids, Prefiller, Warmer, WarmReport
-
-_LOADERS = 8  # chunks that are read from slow tiers at a time: threads that wait, checksum and copy without the GIL
+from .warm import Prefiller, Warmer, WarmReport
 
 MODES = ("off", "prefix", "reuse", "blend")
 """Nothing, the engine's prefix tree alone, chunks as they are, chunks with selective recompute."""
@@ -43,31 +42,31 @@ class SpanHit(NamedTuple):
 class ReusePlan(NamedTuple):
     """`reuse` goes into the engine's request (None: nothing was found).
 
-    `misses` were not found. `poorer` were found, but not under `anchor`, which fits this prompt better. For next time,
-    both are to be warmed after `anchor`.
+    `misses` were not found. `poorer` were found, but under an anchor that fits less well, and came so before. For next
+    time, each of both is to be warmed after its one of `anchors`, or bare where it has none there.
     """
 
     reuse: Reuse | None
     hits: tuple[SpanHit, ...]
     misses: tuple[Ids, ...]
     poorer: tuple[Ids, ...] = ()
-    anchor: Anchor = BARE
+    anchors: Mapping[Ids, Anchor] = MappingProxyType({})
 
-
-class _Found(NamedTuple):
-    """A stored chunk, and the place of its anchor among those that fit, best first."""
-
-    chunk: StoredChunk
-    rank: int
+    def by_anchor(self, chunks: Sequence[Ids]) -> dict[Anchor, list[Ids]]:
+        """Misses or poorer ones by the anchor that they are to be warmed after."""
+        together: dict[Anchor, list[Ids]] = defaultdict(list)
+        for chunk in chunks:
+            together[self.anchors.get(chunk, BARE)].append(chunk)
+        return dict(together)
 
 
 class Reuser:
     """Plans the reuse of stored chunks and fills the store, for one model.
 
-    `salt` separates tenants; a call may name another one than the reuser's own. `sinks` are anchors that serve any
-    prompt, best first. Chunks under `min_tokens` are neither looked up nor stored: loading and moving them costs about
-    what computing them does. `breaks` says behind which tokens text may be cut (see Finder). Chunks are kept in
-    `dtype`; those of another one are not found. `fingerprint` is that of the model's KV.
+    `salt` separates tenants; a call may name another one than the reuser's own. `sinks` are anchors of different
+    lengths that serve any prompt. Chunks under `min_tokens` are neither looked up nor stored: loading and moving them
+    costs about what computing them does. `breaks` says behind which tokens text may be cut (see Finder). Chunks are
+    kept in `dtype`; those of another one are not found. `fingerprint` is that of the model's KV.
     Raises ConfigError for a model whose rope type cannot be moved. All methods block on the store or on the engine:
     call them from worker threads.
     """
@@ -92,13 +91,13 @@ class Reuser:
         self._kinds = chunk_fingerprints(fingerprint)
         fingerprint = chunk_fingerprint(fingerprint, dtype)
         self._store = store
-        self._loaders = ThreadPoolExecutor(_LOADERS, thread_name_prefix="chunk-load")  # they end with the reuser
         self.finder = Finder(store, fingerprint=fingerprint, breaks=breaks, shortest=min_tokens)
         self._spec = spec
         self._ropes = LayerRopes(spec.ropes, device)
         self._fingerprint = fingerprint
         self._salt = salt
         self._anchors = Anchors(sinks)
+        self._lookup = Lookup(store, self._anchors)
         self._min_tokens = min_tokens
         self._warmer = Warmer(
             service,
@@ -121,12 +120,15 @@ class Reuser:
         salt: str | None = None,
         anchors: Sequence[Sequence[int]] = (),
         found: Sequence[Match] = (),
+        sight: bool = True,
     ) -> ReusePlan:
         """Look up the chunks `ids[start : start + length]` of `spans`, disjoint and in any order, and those that
         `finder` has found beside them.
 
         Of a chunk that is stored under several anchors, the best one is taken: the longest of `anchors` that the prompt
-        begins with, before its first chunk; then a sink; then the chunk computed bare.
+        begins with, before its first chunk; then the sink whose length is nearest to where the chunk (first) stands;
+        then the chunk computed bare. What is better than what there is is worth computing from the second time on, of
+        the prompt's own anchor or of the chunk near such a place; `sight` says whether this is such a time.
         The prompt's last token is never loaded, because its logits are needed. In mode "blend", `ratio` of the loaded
         rows are recomputed, chosen as `repair` says. Raises BadRequest for a mode, ratio or selector that cannot be
         honoured.
@@ -136,29 +138,30 @@ class Reuser:
         if mode in ("off", "prefix") or not places:
             return ReusePlan(None, (), ())
         space = self._space(salt)
-        fitting = self._anchors.fitting(ids, anchors, before=places[0].start)
-        wanted = self._anchors.worth(fitting, salt=space.salt)
-        chunks = list(dict.fromkeys(place.chunk for place in places))
-        stored = self._loaded(chunks, space, fitting)
+        own = self._anchors.own(ids, anchors, before=places[0].start)
+        looked = self._lookup.look(places, space, own=own, sight=sight)
         placed: list[ReusedSpan] = []
         hits: list[SpanHit] = []
         for place in places:
-            hit = stored[place.chunk]
-            if hit is not None:
-                span = self._placed(hit.chunk, place, min(place.length, len(ids) - 1 - place.start))
+            chunk = looked[place.chunk].chunk
+            if chunk is not None:
+                span = self._placed(chunk, place, min(place.length, len(ids) - 1 - place.start))
                 placed.append(span)
-                hits.append(SpanHit(place.start, span.kv.tokens, hit.chunk.tier, hit.chunk.position))
-        gone = {chunk for chunk, hit in stored.items() if hit is None}
+                hits.append(SpanHit(place.start, span.kv.tokens, chunk.tier, chunk.position))
+        gone = [chunk for chunk, one in looked.items() if one.chunk is None]
         for chunk in gone:  # what is found from now on is there; what is missed is cut anew, or warmed by its caller
             self.finder.forget(chunk, salt=space.salt)
+        cut_anew = {match.chunk for match in found}
+        misses = tuple(chunk for chunk in gone if chunk not in cut_anew)
+        poorer = tuple(chunk for chunk, one in looked.items() if one.poorer)
         return ReusePlan(
             reuse=Reuse(spans=tuple(placed), selector=repair.selector, chooser=repair.chooser, ratio=ratio)
             if placed
             else None,
             hits=tuple(hits),
-            misses=tuple(chunk for chunk in stored if chunk in gone and chunk not in {match.chunk for match in found}),
-            poorer=tuple(chunk for chunk, hit in stored.items() if hit and hit.rank > fitting.index(wanted)),
-            anchor=wanted,
+            misses=misses,
+            poorer=poorer,
+            anchors={chunk: anchor for chunk in misses + poorer if (anchor := looked[chunk].anchor)},
         )
 
     def warm(
@@ -170,8 +173,8 @@ class Reuser:
         salt: str | None = None,
         priority: int = -1,
     ) -> WarmReport:
-        """Compute and store what is missing of `chunks` (token ids) after `anchor` (by default the first sink), at the
-        engine's `priority`.
+        """Compute and store what is missing of `chunks` (token ids) after `anchor` (by default the sink of a middle
+        length), at the engine's `priority`.
 
         A few chunks at a time are computed together and made durable, so an interrupted run is resumed by calling
         again. `progress(done, total)` counts distinct chunks. The engine's errors pass through.
@@ -225,37 +228,6 @@ class Reuser:
 
     def _worth(self, tokens: int) -> bool:
         return self._min_tokens <= tokens <= self._spec.max_context
-
-    def _loaded(self, chunks: Sequence[Ids], space: KeySpace, anchors: Sequence[Anchor]) -> dict[Ids, "_Found | None"]:
-        """The best of each chunk. What has to be waited for is read beside each other, what is in memory is not.
-
-        Of a chunk whose best key is in memory no other one is looked up; else slow tiers are asked for it first.
-        """
-        keys = {ids: space.keys(ids, anchors=anchors) for ids in chunks}
-        found = {ids: self._best(ids, keys[ids]) for ids in chunks if self._store.at_hand(keys[ids][0])}
-        slow = [ids for ids in chunks if ids not in found]
-        best = partial(map, self._best) if len(slow) < 2 else partial(self._loaders.map, self._best)
-        found.update(zip(slow, best(slow, [keys[ids] for ids in slow]), strict=True))
-        return {ids: found[ids] for ids in chunks}
-
-    def _best(self, ids: Ids, keys: Sequence[ChunkKey]) -> _Found | None:
-        """The chunk under the first of `keys` that is stored. A chunk that is nowhere counts as one miss."""
-        for rank in self._ranks(keys):
-            chunk = self._store.get(keys[rank])
-            if chunk is not None:
-                assert chunk.ids == ids, "a content key must not name other content"
-                return _Found(chunk, rank)
-        return None
-
-    def _ranks(self, keys: Sequence[ChunkKey]) -> Iterator[int]:
-        """Of the keys that are stored, each when the one before was no good; the first one if there are none."""
-        none = True
-        for rank, key in enumerate(keys):
-            if self._store.contains(key):
-                none = False
-                yield rank
-        if none:
-            yield 0
 
     def _placed(self, chunk: StoredChunk, place: Match, tokens: int) -> ReusedSpan:
         block = chunk.kv.part(place.offset, place.offset + tokens)

@@ -4,8 +4,6 @@ Without separators and without knowing where documents begin: what is equal is f
 """
 
 import hashlib
-import threading
-from collections import OrderedDict
 from collections.abc import Sequence
 
 import numpy as np
@@ -13,14 +11,14 @@ import numpy as np
 from .catalogue import Catalogue
 from .cuts import Breaks, cut
 from .index import ChunkIndex, Match
-from .keys import KeySpace, ids_to_bytes
+from .keys import Ids, KeySpace, ids_to_bytes
+from .sights import Sights
 from .store import ChunkStore
 from .windows import seed_of
 
 _REMEMBERED = 1 << 14  # chunks that were seen, but not stored
 _INNER = 0.75  # of a token's worth, where it lies behind the chunk's beginning: it has seen what is not in the prompt
 
-Ids = tuple[int, ...]
 Span = tuple[int, int]
 """(first token, number of tokens)"""
 
@@ -48,8 +46,7 @@ class Finder:
         self._breaks = breaks
         self._shortest = shortest
         self._longest = longest
-        self._seen: OrderedDict[bytes, int] = OrderedDict()  # longest unseen first
-        self._lock = threading.Lock()
+        self._sights = Sights(most=_REMEMBERED)
 
     def find(
         self,
@@ -120,12 +117,8 @@ class Finder:
         self._catalogue.sync(KeySpace(self._fingerprint, salt))
 
     def _sighted(self, salt: str, chunk: Ids) -> int:
-        digest = hashlib.blake2b(ids_to_bytes(chunk), key=seed_of(salt).to_bytes(8, "little"), digest_size=16).digest()
-        with self._lock:
-            count = self._seen[digest] = self._seen.pop(digest, 0) + 1
-            if len(self._seen) > _REMEMBERED:
-                self._seen.popitem(last=False)
-            return count
+        seed = seed_of(salt).to_bytes(8, "little")
+        return self._sights.add(hashlib.blake2b(ids_to_bytes(chunk), key=seed, digest_size=16).digest())
 
 
 def disjoint(matches: Sequence[Match], *, taken: Sequence[Span] = (), least: int) -> list[Match]:

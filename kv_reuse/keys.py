@@ -4,8 +4,11 @@ import hashlib
 import struct
 import sys
 from array import array
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+Ids = tuple[int, ...]
 
 FORMAT_VERSION = 3
 """Version of the key and of the file format; a new one makes every older entry a miss."""
@@ -49,10 +52,14 @@ class KeySpace:
         """
         return ChunkKey(self._digest(ids), self.fingerprint, len(ids), self._digest(anchor) if anchor else "")
 
-    def keys(self, ids: Sequence[int], *, anchors: Sequence[Sequence[int]]) -> list[ChunkKey]:
-        """The keys of one chunk after each of some anchors."""
-        first = self.key(ids)
-        return [replace(first, anchor=self._digest(anchor) if anchor else "") for anchor in anchors]
+    def keys(self, chunks: Mapping[Ids, Sequence[Ids]]) -> dict[Ids, list[ChunkKey]]:
+        """The keys of each chunk after each of its anchors, in their order."""
+        names = {anchor: self._digest(anchor) if anchor else "" for anchor in set(chain(*chunks.values()))}
+        keys: dict[Ids, list[ChunkKey]] = {}
+        for ids, anchors in chunks.items():
+            digest, tokens = self._digest(ids), len(ids)
+            keys[ids] = [ChunkKey(digest, self.fingerprint, tokens, names[anchor]) for anchor in anchors]
+        return keys
 
     def _digest(self, ids: Sequence[int]) -> str:
         digest = hashlib.blake2b(digest_size=32, person=b"promptsluice-kv")

@@ -10,13 +10,12 @@ from ..backend_engine.rounded_kv import Block
 from ..backend_engine.types import GenerationRequest, KVBlock, Result, Reuse, ReusedSpan, SamplingParams
 from ..prompt.errors import ContextTooLong, Overloaded
 from .anchors import Anchor
-from .keys import ChunkKey, KeySpace
+from .keys import ChunkKey, Ids, KeySpace
 from .rounding import ChunkDtype, kept
 from .store import ChunkStore, StoredChunk
 
-Ids = tuple[int, ...]
-
 TOGETHER, TOKENS = 8, 2048  # chunks, and tokens of them, that are in the engine at a time
+PLACES = 8192  # that they take there with their anchors, which would else drive prefixes out of the engine's memory
 _ANCHORS = 4  # whose KV is held
 
 
@@ -80,7 +79,7 @@ class Warmer:
     ) -> WarmReport:
         """See Reuser.warm. `chunks` are distinct."""
         outcomes: Counter[str] = Counter()
-        for batch in _batches(chunks):
+        for batch in _batches(chunks, before=len(anchor)):
             for outcome in self._warmed(batch, space, anchor, priority):
                 outcomes[outcome] += 1
                 if progress is not None:
@@ -174,11 +173,12 @@ def _owned(result: Result, *, skip: int, dtype: ChunkDtype) -> Block:
     return kept(result.kv.part(skip), dtype)
 
 
-def _batches(chunks: Sequence[Ids]) -> Iterator[list[Ids]]:
-    """In order, as many as may be together, and at least one."""
+def _batches(chunks: Sequence[Ids], *, before: int) -> Iterator[list[Ids]]:
+    """In order, as many as may be together behind an anchor of `before` tokens each, and at least one."""
     batch: list[Ids] = []
     for ids in chunks:
-        if batch and (len(batch) == TOGETHER or sum(map(len, batch)) + len(ids) > TOKENS):
+        more, tokens = len(batch) + 1, sum(map(len, batch)) + len(ids)
+        if batch and (more > TOGETHER or tokens > TOKENS or tokens + more * before > PLACES):
             yield batch
             batch = []
         batch.append(ids)

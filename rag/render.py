@@ -53,12 +53,6 @@ def render_block(hits: Sequence[Retrieved]) -> list[tuple[str, str | None]]:
     return pieces
 
 
-def before_second(text: str) -> str:
-    """What stands in a block before its second document's text, if `text` is the first one's."""
-    opening = f'{_OPEN}<document index="1" source="">\n{piece_of(text)}\n</document>\n'
-    return f'{opening}<document index="2" source="">\n'
-
-
 def into_prompt(prompt: Prompt, hits: Sequence[Retrieved]) -> Prompt:
     """Put the block before the text of the last user message; unchanged if there are no hits or no such text.
 

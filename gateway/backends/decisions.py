@@ -64,16 +64,17 @@ def decided(
 
 
 def _for_next_time(room: EngineRoom, call: Call, found: Reused, own: str, background: Background) -> None:
-    """What is asked for again, or belongs to a collection, is computed even where the engine finds no idle time; a
-    client's text that may never come again is not."""
+    """What is asked for again, or belongs to a collection, is computed even where the engine finds no idle time; what
+    would only be better, and a client's text that may never come again, are not."""
     until = time.monotonic() + _PATIENCE_S
 
     def later(job: Callable[[], object], *, anyway: bool) -> None:
         background.learn(Lesson(job=job, idle=lambda: room.service.idle, until=until, anyway=anyway))
 
     for salt, plan in found.plans:
-        if wanted := plan.misses + plan.poorer:
-            later(partial(room.reuser.warm, wanted, anchor=plan.anchor, salt=salt), anyway=True)
+        for wanted, anyway in ((plan.misses, True), (plan.poorer, False)):
+            for anchor, chunks in plan.by_anchor(wanted).items():
+                later(partial(room.reuser.warm, chunks, anchor=anchor, salt=salt), anyway=anyway)
     if any(segment.changed and segment.original is not None for segment in call.prompt.segments):
         later(partial(_learn_originals, room, call, own), anyway=False)
     elif found.fresh:

@@ -27,7 +27,6 @@ from ...backend_engine.service import EngineService
 from ...backend_engine.text_scoring import Encoding, TextScorer
 from ...backend_engine.tokenizer import ChatTokenizer, Encoded
 from ...backend_engine.types import PrefillWork
-from ...kv_reuse.anchors import FILLER, Anchor
 from ...kv_reuse.blend import Reuser
 from ...kv_reuse.calibration import measured
 from ...kv_reuse.cuts import Breaks, breaks_of
@@ -35,15 +34,14 @@ from ...kv_reuse.rounding import ChunkDtype, chosen_dtype, chunk_fingerprint
 from ...kv_reuse.store import ChunkStore
 from ...policies.schema import EmbeddedBackend
 from ...prompt import BadRequest, ConfigError, Prompt, Segment
-from ...rag.render import before_second
 from .generations import refuse_hopeless
 from .reuse_control import ReuseControl
+from .sinks import sinks_of
 
 log = logging.getLogger(__name__)
 
 _HOST_BYTES = 4 << 30  # for evicted prefixes of a GPU's pool
 _PASSING_BYTES = 256 << 20  # on a CPU, for what goes to disk and comes from there
-_ROOM_FOR_FILLER = 2048  # tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +101,6 @@ class EngineRoom:
         fingerprint = kv_fingerprint(model.fingerprint, spec.kv_dtype)
         plain = Tokenizer.from_str(model.tokenizer.backend.to_str())
         plain.encode_special_tokens = True
-        sink = anchor_of(model.tokenizer, room=model.spec.max_context)
         room = cls(
             model=model,
             tokenizer=model.tokenizer,
@@ -113,7 +110,7 @@ class EngineRoom:
                 store,
                 spec=model.spec,
                 fingerprint=fingerprint,
-                sinks=[sink],
+                sinks=sinks_of(model.tokenizer, room=engine.max_tokens),
                 breaks=breaks_in(model.tokenizer),
                 device=device,
                 dtype=chunk_dtype,
@@ -150,7 +147,7 @@ class EngineRoom:
         return self.service.engine.grammars.compile(grammar)
 
     def warm(self, texts: Sequence[str], *, salt: str) -> None:
-        """Compute and store the KV of chunks ahead of their use, behind what `anchor_of` says."""
+        """Compute and store the KV of chunks ahead of their use, behind the sink of a middle length."""
         self.reuser.warm([self.tokenizer.encode_plain(text) for text in texts], salt=salt)
 
     def forget(self, texts: Sequence[str], *, salts: Sequence[str]) -> None:
@@ -192,17 +189,6 @@ def breaks_in(tokenizer: ChatTokenizer) -> Breaks:
     pieces = (tokenizer.token_bytes[id_] for id_ in range(tokenizer.backend.get_vocab_size()))
     added = tokenizer.backend.get_added_tokens_decoder()
     return breaks_of(pieces, walls=[id_ for id_, token in added.items() if token.special])
-
-
-def anchor_of(tokenizer: ChatTokenizer, *, room: int) -> Anchor:
-    """What a chunk is computed after: the beginning of a chat whose first retrieved document is some prose, if there is
-    `room`, the tokens of a prompt, for that; nothing where there is no chat template."""
-    if not tokenizer.has_template:
-        return ()
-    text = before_second(FILLER) if room >= _ROOM_FOR_FILLER else ""
-    chunk = ChunkMark(message=0, part=None, start=len(text), end=len(text) + 1)
-    encoded = tokenizer.encode_chat([{"role": "user", "content": f"{text}."}], chunks=[chunk])
-    return encoded.ids[: encoded.spans[0][0]] if encoded.spans else ()
 
 
 def engine_options(spec: EmbeddedBackend, *, on_card: bool, prefixes: Path | None) -> EngineOptions:

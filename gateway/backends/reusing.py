@@ -96,7 +96,7 @@ def reused(
     return Reused(
         reuse=_given(plans),
         plans=tuple(plans.items()),
-        again=lambda: _given(plan_all()),
+        again=lambda: _given(plan_all(sight=False)),
         fresh=tuple(fresh),
         own=own,
         wanted=sum(length for _, length in places) + sum(map(len, fresh)),
@@ -111,8 +111,9 @@ def _plans(
     policy: ReuseSpec,
     *,
     found: Mapping[str, Sequence[Match]],
+    sight: bool = True,
 ) -> dict[str, ReusePlan]:
-    """By salt. Loads what is stored."""
+    """By salt. Loads what is stored. `sight`: for a request that came, not for a check of it."""
     repair = make_repair(policy.selector) if policy.mode == "blend" else Repair()
     return {
         salt: room.reuser.plan(
@@ -123,6 +124,7 @@ def _plans(
             repair=repair,
             salt=salt,
             found=found.get(salt, ()),
+            sight=sight,
         )
         for salt, places in spans.items()
     }

@@ -1,7 +1,9 @@
 """The embedded backend's own arithmetic, without a model: caps, sizes, chunk marks, and a model that cannot be had."""
 
 import json
+from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -9,13 +11,22 @@ from promptsluice.backend_engine import ChatTokenizer
 from promptsluice.backend_engine.params import SamplingParams
 from promptsluice.backend_engine.types import KVBlock, Reuse, ReusedSpan
 from promptsluice.gateway.backends.embedded import EmbeddedBackend
-from promptsluice.gateway.backends.engine_room import anchor_of, marks
+from promptsluice.gateway.backends.engine_room import marks
 from promptsluice.gateway.backends.generations import capped, count_template
 from promptsluice.gateway.backends.reusing import joined
+from promptsluice.gateway.backends.sinks import LADDER, sinks_of
 from promptsluice.kv_reuse import EmptyStore, make_repair
-from promptsluice.kv_reuse.anchors import FILLER, MOST_TOKENS
+from promptsluice.kv_reuse.anchors import MOST_TOKENS, Anchors
+from promptsluice.kv_reuse.prose import DOCUMENTS
 from promptsluice.policies.schema import EmbeddedBackend as Spec
 from promptsluice.prompt import ContextTooLong, ModelUnavailable, Prompt, Report
+from promptsluice.rag.render import render_block
+
+
+class Hit(NamedTuple):
+    chunk_id: str
+    text: str
+    headings: tuple[str, ...] = ()
 
 
 @pytest.mark.parametrize(("asked", "given"), [(None, 90), (5, 5), (0, 0), (1 << 60, 90)])
@@ -53,12 +64,35 @@ def test_marks_are_the_chunks_characters() -> None:
     assert marks(prompt, frozenset()) == []
 
 
-def test_chunks_are_computed_after_the_templates_beginning_and_some_prose(smollm2_dir: Path) -> None:
+def test_chunks_are_computed_after_beginnings_of_chats_with_more_and_more_prose(smollm2_dir: Path) -> None:
     tokenizer = ChatTokenizer(smollm2_dir)
     chat = tokenizer.encode_chat([{"role": "user", "content": "Hello"}]).ids
-    small, whole = anchor_of(tokenizer, room=512), anchor_of(tokenizer, room=8192)
-    assert len(small) > 3 and chat[: len(small)] == small == whole[: len(small)]
-    assert FILLER.strip() in tokenizer.decode(whole) and 200 < len(whole) < MOST_TOKENS // 2
+    sinks = sinks_of(tokenizer, room=8192)
+    assert [len(sink) for sink in sinks] == [236, 697, 1350] and len(sinks[-1]) < MOST_TOKENS
+    assert all(longer[: len(sink)] == sink for sink, longer in pairwise(sinks))
+    assert Anchors(sinks).general == sinks[1]
+    for sink, documents in zip(sinks, LADDER, strict=True):
+        text = tokenizer.decode(sink)
+        assert [document.strip() in text for document in DOCUMENTS] == [n < documents for n in range(len(DOCUMENTS))]
+        assert text.endswith(f'\n<document index="{documents + 1}" source="">\n')
+    (template,) = sinks_of(tokenizer, room=1179)
+    assert len(template) == 24 and chat[:24] == template == sinks[0][:24]
+
+
+@pytest.mark.parametrize(("room", "lengths"), [(6749, [236, 697]), (3484, [236]), (1180, [236]), (64, [24])])
+def test_sinks_that_would_fill_the_context_are_left_out(smollm2_dir: Path, room: int, lengths: list[int]) -> None:
+    assert [len(sink) for sink in sinks_of(ChatTokenizer(smollm2_dir), room=room)] == lengths
+
+
+def test_a_sink_is_what_a_retrieved_documents_text_is_behind_in_a_chat(smollm2_dir: Path) -> None:
+    tokenizer = ChatTokenizer(smollm2_dir)
+    prompt = Prompt.from_messages([{"role": "user", "content": "Which ship?"}], model="m")
+    pieces = render_block([Hit("", text) for text in (*DOCUMENTS[:4], "The ship is called Ada.")])
+    prompt = prompt.insert_before(prompt.segments[-1].id, pieces)
+    chunks = frozenset(segment.id for segment in prompt.segments if segment.source is not None)
+    encoded = tokenizer.encode_chat(prompt.messages, chunks=[mark for _, mark in marks(prompt, chunks)])
+    start = encoded.spans[4][0]
+    assert encoded.ids[:start] == sinks_of(tokenizer, room=8192)[1]
 
 
 def test_spans_of_several_salts_become_one_reuse_in_their_order() -> None:

@@ -326,16 +326,16 @@ def test_a_prompts_own_anchor_is_worth_computing_from_its_second_sight_on():
     reuser, _ = make(sinks=[HEADER])
     ids, spans = [*SYSTEM, *A, 7], [(3, 10)]
     first = reuser.plan(ids, spans, anchors=[SYSTEM])
-    assert (first.anchor, first.misses, first.poorer) == (HEADER, (A,), ())
-    reuser.warm(first.misses, anchor=first.anchor)
+    assert (first.anchors, first.misses, first.poorer) == ({A: HEADER}, (A,), ())
+    reuser.warm(first.misses, anchor=first.anchors[A])
     second = reuser.plan(ids, spans, anchors=[SYSTEM])
-    assert (second.anchor, second.misses, second.poorer) == (SYSTEM, (), (A,))
+    assert (second.anchors, second.misses, second.poorer) == ({A: SYSTEM}, (), (A,))
     assert [hit.anchor for hit in second.hits] == [2], "what there is serves meanwhile"
     other = reuser.plan(ids, spans, anchors=[SYSTEM], salt="tenant")
-    assert other.anchor == HEADER, "a tenant's prompts are no sights of another's"
-    reuser.warm(second.poorer, anchor=second.anchor)
+    assert other.anchors == {A: HEADER}, "a tenant's prompts are no sights of another's"
+    reuser.warm(second.poorer, anchor=second.anchors[A])
     third = reuser.plan(ids, spans, anchors=[SYSTEM])
-    assert (third.anchor, third.misses, third.poorer) == (SYSTEM, (), ())
+    assert (third.anchors, third.misses, third.poorer) == ({}, (), ())
     assert reuser.plan([8, *A, 7], [(1, 10)]).poorer == (), "without an anchor of its own a sink is the best"
 
 

@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from promptsluice.prompt import Kind, Prompt
 from promptsluice.rag import Collections, Document, Hit, into_prompt, piece_of, render_block, within_budget
-from promptsluice.rag.render import before_second
 
 
 def hit(text: str, *, chunk_id: str = "doc#0", headings: tuple[str, ...] = ()) -> Hit:
@@ -127,9 +126,3 @@ def test_chunks_of_real_pages_are_the_pieces_of_the_block(collections: Collectio
     assert [text for text, source in pieces if source] == [piece_of(hit.text) for hit in hits]
     assert all(text in known for text, source in pieces if source)
     assert pieces == render_block(pages.search("origins middleware", top_k=6))
-
-
-def test_what_stands_before_a_second_document_is_what_a_block_has_there() -> None:
-    pieces = render_block([hit("One </context>\n\n", chunk_id=""), hit("Two", chunk_id="")])
-    whole = "".join(text for text, _ in pieces)
-    assert before_second("One </context>\n\n") == whole[: whole.index("Two")]

@@ -1,0 +1,56 @@
+"""What every prompt of a model may begin with: the ids after which its chunks are computed (kv_reuse/anchors.py)."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...backend_engine.chat import ChunkMark
+from ...backend_engine.tokenizer import ChatTokenizer
+from ...kv_reuse.anchors import Anchor
+from ...kv_reuse.prose import DOCUMENTS
+from ...rag.render import render_block
+
+LADDER = (1, 4, 8)
+"""How many documents stand before a chunk: with SmolLM2's tokens about 240, 700 and 1,400 of them.
+
+Each rung may cost one more stored copy of a chunk. What was measured (docs/kv_reuse.md) is the nearest of five lengths
+of about this range; these three of it were not, nor longer ones.
+"""
+
+_PART = 5  # a sink may take one part in so many of the room; the others are for chunks, and for prompts
+
+
+@dataclass(frozen=True)
+class _Document:
+    text: str
+    chunk_id: str = ""
+    headings: Sequence[str] = ()
+
+
+def sinks_of(tokenizer: ChatTokenizer, *, room: int, before: Sequence[Mapping[str, Any]] = ()) -> list[Anchor]:
+    """The beginnings, up to a retrieved document's text, of chats that have some documents of ours before it, behind
+    the messages `before`; the shortest one first.
+
+    Those that are not too long for the `room`, the tokens of a prompt. If none fits that, what the chat template begins
+    with; nothing where there is no chat template.
+    """
+    if not tokenizer.has_template:
+        return []
+    documents = [*DOCUMENTS[: LADDER[-1]], "."]
+    block = render_block([_Document(text) for text in documents])
+    starts = _before_each(tokenizer, before, [(text, source is not None) for text, source in block])
+    sinks = [starts[documents] for documents in LADDER if len(starts.get(documents, ())) * _PART <= room]
+    return sinks or list(_before_each(tokenizer, before, [(".", True)]).values())
+
+
+def _before_each(
+    tokenizer: ChatTokenizer, before: Sequence[Mapping[str, Any]], pieces: Sequence[tuple[str, bool]]
+) -> dict[int, Anchor]:
+    """The ids before each piece that is marked, by its number among these, in a user's message of these pieces."""
+    content, marks = "", []
+    for text, marked in pieces:
+        if marked:
+            marks.append(ChunkMark(message=len(before), part=None, start=len(content), end=len(content) + len(text)))
+        content += text
+    encoded = tokenizer.encode_chat([*before, {"role": "user", "content": content}], chunks=marks)
+    return {mark: encoded.ids[:start] for start, _, mark in encoded.spans}

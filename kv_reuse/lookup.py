@@ -1,0 +1,124 @@
+"""What of a prompt's chunks is stored: of each the best that there is, and after which anchor it should be computed."""
+
+from collections.abc import Hashable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import NamedTuple
+
+from .anchors import Anchor, Anchors
+from .index import Match
+from .keys import ChunkKey, Ids, KeySpace
+from .sights import Sights
+from .store import ChunkStore, StoredChunk
+
+_LOADERS = 8  # chunks that are read from slow tiers at a time: threads that wait, checksum and copy without the GIL
+_ANCHORS_SEEN, _CHUNKS_SEEN = 256, 1 << 14  # that are remembered
+
+
+class Looked(NamedTuple):
+    """The best `chunk` that is stored, and the `anchor` after which it is worth computing; `poorer`: it was computed
+    after another one, and that much worse that it should be computed anew."""
+
+    chunk: StoredChunk | None
+    anchor: Anchor
+    poorer: bool
+
+
+class _Wish(NamedTuple):
+    """The `keys` of a chunk under the `anchors` that fit it, best first, of which the first `own` are the prompt's own.
+
+    That at `best` is worth computing the chunk after; `again`: it came before where the best sink of these is nearest.
+    """
+
+    anchors: tuple[Anchor, ...]
+    keys: list[ChunkKey]
+    own: int
+    best: int
+    again: bool
+
+    def looked(self, found: tuple[StoredChunk, int] | None) -> Looked:
+        """Of a chunk, and the place of its key among `keys`."""
+        anchor = self.anchors[self.best]
+        if found is None:
+            return Looked(None, anchor, False)
+        chunk, rank = found
+        own, bare = self.best < self.own, rank == len(self.keys) - 1
+        # Sinks differ little: for a chunk that comes once near such a place, another one is not worth a second copy.
+        return Looked(chunk, anchor, rank > self.best and (own or bare or self.again))
+
+
+class Lookup:
+    """Looks chunks up in a store, under the anchors that fit them. For any thread; blocks on the store."""
+
+    def __init__(self, store: ChunkStore, anchors: Anchors) -> None:
+        self._store = store
+        self._anchors = anchors
+        self._loaders = ThreadPoolExecutor(_LOADERS, thread_name_prefix="chunk-load")  # they end with this
+        self._own_seen, self._near_seen = Sights(most=_ANCHORS_SEEN), Sights(most=_CHUNKS_SEEN)
+
+    def look(
+        self, places: Sequence[Match], space: KeySpace, *, own: Sequence[Anchor], sight: bool
+    ) -> dict[Ids, Looked]:
+        """Each chunk of `places`, which ascend, in a prompt whose `own` anchors are these, the longest one first.
+
+        `sight`: this counts as a time that they came. What has to be waited for is read beside each other, what is in
+        memory is not.
+        """
+        wishes = self._wishes(places, space, own, sight)
+        ranks = {ids: self._at_hand(wish) for ids, wish in wishes.items()}
+        found = {ids: self._best(ids, wishes[ids].keys, rank) for ids, rank in ranks.items() if rank is not None}
+        slow = [ids for ids in wishes if ids not in found]
+        best = partial(map, self._best) if len(slow) < 2 else partial(self._loaders.map, self._best)
+        found.update(zip(slow, best(slow, [wishes[ids].keys for ids in slow]), strict=True))
+        return {ids: wish.looked(found[ids]) for ids, wish in wishes.items()}
+
+    def _wishes(self, places: Sequence[Match], space: KeySpace, own: Sequence[Anchor], sight: bool) -> dict[Ids, _Wish]:
+        before: dict[Ids, int] = {}
+        for place in places:  # the rows of a chunk's middle have seen what is before it in the chunk, too
+            before.setdefault(place.chunk, max(0, place.start - place.offset))
+        fitting = {ids: self._anchors.fitting(tokens, own) for ids, tokens in before.items()}
+        best = 0 if own and _times(self._own_seen, (space.salt, own[0]), sight) > 1 else len(own)
+        wishes: dict[Ids, _Wish] = {}
+        for ids, keys in space.keys(fitting).items():
+            choice = len(keys) - len(own) > 2  # of several sinks; the last key is bare
+            again = choice and _times(self._near_seen, _mark(keys[len(own)]), sight) > 1
+            wishes[ids] = _Wish(fitting[ids], keys, len(own), best, again)
+        return wishes
+
+    def _at_hand(self, wish: _Wish) -> int | None:
+        """The place of the key that is in memory, and good enough not to look for a better one elsewhere.
+
+        That is the best one; for whoever comes the first time also the nearest sink there, for that a nearer one exists
+        is not likely enough to ask slow tiers for it.
+        """
+        last = 1 if wish.own or wish.again else max(1, len(wish.keys) - 1)
+        return next((rank for rank in range(last) if self._store.at_hand(wish.keys[rank])), None)
+
+    def _best(self, ids: Ids, keys: Sequence[ChunkKey], first: int = 0) -> tuple[StoredChunk, int] | None:
+        """The chunk under the first of `keys[first:]` that is stored, and that key's place in `keys`. A chunk that is
+        nowhere counts as one miss."""
+        for rank in self._stored(keys, first):
+            chunk = self._store.get(keys[rank])
+            if chunk is not None:
+                assert chunk.ids == ids, "a content key must not name other content"
+                return chunk, rank
+        return None
+
+    def _stored(self, keys: Sequence[ChunkKey], first: int) -> Iterator[int]:
+        """The places of those that are stored, each when the one before was no good; `first` if there are none."""
+        none = True
+        for rank in range(first, len(keys)):
+            if self._store.contains(keys[rank]):
+                none = False
+                yield rank
+        if none:
+            yield first
+
+
+def _times(sights: Sights, what: Hashable, sight: bool) -> int:
+    return sights.add(what) if sight else sights.times(what)
+
+
+def _mark(key: ChunkKey) -> bytes:
+    """A chunk and an anchor, for one tenant of one model."""
+    return bytes.fromhex(key.digest[:32] + key.anchor[:32])

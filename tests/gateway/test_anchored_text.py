@@ -1,0 +1,110 @@
+"""Which sinks a room has, and when a chunk is computed once more behind a nearer one; on a tiny engine."""
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from promptsluice.gateway.backends.background import Lesson
+from promptsluice.gateway.backends.base import Call
+from promptsluice.gateway.backends.decisions import decided
+from promptsluice.gateway.backends.engine_room import EngineRoom
+from promptsluice.gateway.backends.sinks import sinks_of
+from promptsluice.gateway.salts import Salts
+from promptsluice.kv_reuse import RamStore
+from promptsluice.policies import EmbeddedBackend
+from promptsluice.prompt import Prompt, Report
+
+from .test_learning_stored_text import BLEND, DOCUMENT, TEMPLATE
+
+
+@pytest.fixture(scope="module")
+def folder(tiny_model: Callable[..., Path], smollm2_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    sizes = {"vocab_size": 49_160, "hidden_size": 48, "num_hidden_layers": 1, "max_position_embeddings": 8192}
+    folder = tmp_path_factory.mktemp("anchored") / "tiny"
+    shutil.copytree(tiny_model("Llama", tie_word_embeddings=True, **sizes), folder)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(smollm2_dir / name, folder)
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    return folder
+
+
+def opened(folder: Path, **fields: object) -> EngineRoom:
+    spec = {"kind": "embedded", "model": str(folder), "kv_memory": "16MiB", "threads": 1, "dtype": "float32"}
+    return EngineRoom.open(
+        EmbeddedBackend.model_validate(spec | fields), path=folder, store=RamStore(1 << 26), chunk_dtype="model"
+    )
+
+
+@pytest.fixture
+def room(folder: Path) -> Iterator[EngineRoom]:
+    room = opened(folder)
+    yield room
+    room.control.close()
+    room.service.stop()
+
+
+class Lessons:
+    """Background work that is told, and done when the test says so."""
+
+    def __init__(self) -> None:
+        self.told: list[Lesson] = []
+
+    def run(self, job: Callable[[], object]) -> None:
+        job()
+
+    def learn(self, lesson: Lesson) -> None:
+        self.told.append(lesson)
+
+    def done(self) -> list[bool]:
+        """Whether each had to be done, idle time or not."""
+        told, self.told = self.told, []
+        for lesson in told:
+            lesson.job()
+        return [lesson.anyway for lesson in told]
+
+
+def asked(room: EngineRoom, before: str, lessons: Lessons) -> tuple[list[bool], list[int]]:
+    """A chat with the document behind some text: its lessons, which are done, and the anchors of what served it."""
+    text = f"{before}<document>{DOCUMENT}</document>"
+    prompt = Prompt.from_messages([{"role": "user", "content": part} for part in (text, "Why?")], model="m")
+    call = Call(model="m", report=Report(), request_id="", prompt=prompt, policy=BLEND, tenant="")
+    tokens = room.encode(prompt, chunks=frozenset(), with_tools=True)
+    background: Any = lessons
+    _, learn = decided(room, call, tokens, salts=Salts(), background=background)
+    found = room.reuser.finder.find(tokens.encoded.ids, salt=Salts().tenant(""))
+    plan = room.reuser.plan(tokens.encoded.ids, [], found=found, salt=Salts().tenant(""), sight=False)
+    learn()
+    return lessons.done(), [hit.anchor for hit in plan.hits]
+
+
+def test_a_nearer_sink_is_computed_for_in_idle_time_from_the_second_sight_on(
+    room: EngineRoom, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(room.control, "promising", lambda *args, **options: True)  # however fast this machine is
+    short, middle, long = (len(sink) for sink in sinks_of(room.tokenizer, room=8192))
+    assert (short, middle, long) == (215, 676, 1329)
+    lessons, filled = Lessons(), "Nothing of this is told to anybody.\n" * 180
+    assert asked(room, "", lessons) == ([False], []), "nobody knows where what is learned will stand"
+    assert asked(room, "", lessons) == ([], [middle])
+    assert asked(room, "", lessons) == ([False], [middle]), "the second time that it was found there"
+    assert asked(room, "", lessons) == ([], [short])
+    served = [asked(room, filled, lessons)[1] for _ in range(3)]
+    assert [found[-1] for found in served] == [middle, middle, long]
+    assert asked(room, "", lessons) == ([], [short])
+
+
+@pytest.mark.parametrize(("memory", "sinks"), [("16MiB", 3), ("1MiB", 2), ("512KiB", 1)])
+def test_sinks_leave_room_in_the_engines_memory(folder: Path, memory: str, sinks: int) -> None:
+    room = opened(folder, kv_memory=memory)
+    try:
+        known = sinks_of(room.tokenizer, room=8192)[:sinks]
+        assert sinks_of(room.tokenizer, room=room.limit) == known
+        room.warm([DOCUMENT], salt="")
+        ids = room.tokenizer.encode_plain(DOCUMENT)
+        plan = room.reuser.plan([*ids, 1], [(0, len(ids))], sight=False)
+        assert [hit.anchor for hit in plan.hits] == [len(known[sinks // 2])]
+    finally:
+        room.control.close()
+        room.service.stop()

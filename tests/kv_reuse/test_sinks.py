@@ -1,0 +1,208 @@
+"""Sinks of several lengths: which of them serves a chunk by where it stands, and when it is computed once more."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from promptsluice.kv_reuse import ChunkKey, KeySpace, Match, RamStore, ReusePlan
+from promptsluice.kv_reuse.anchors import BARE, MOST_TOKENS, Anchors
+from promptsluice.kv_reuse.sights import Sights
+from promptsluice.kv_reuse.tiered import TieredStore
+from promptsluice.kv_reuse.warm import PLACES, TOGETHER
+
+from .test_reuser import SPEC, A, B, make
+
+SHORT, MIDDLE, LONG = (1, 2), (1, 2, 3, 4, 5, 6), (1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3)
+SINKS = (MIDDLE, LONG, SHORT)
+OWN = (90, 91, 92)
+
+
+def at(place: int, *chunks: tuple[int, ...]) -> tuple[list[int], list[tuple[int, int]]]:
+    """A prompt, and the spans in it of the chunks, one behind the other from a place on."""
+    ids, spans = [99] * place, list[tuple[int, int]]()
+    for chunk in chunks:
+        spans.append((len(ids), len(chunk)))
+        ids += chunk
+    return [*ids, 98], spans
+
+
+def anchors(plan: ReusePlan) -> list[int]:
+    return [hit.anchor for hit in plan.hits]
+
+
+@pytest.mark.parametrize(
+    ("place", "order"),
+    [
+        (0, [SHORT, MIDDLE, LONG]),
+        (4, [SHORT, MIDDLE, LONG]),  # as near to the next one: the shorter one costs less
+        (5, [MIDDLE, SHORT, LONG]),
+        (8, [MIDDLE, LONG, SHORT]),
+        (10, [LONG, MIDDLE, SHORT]),
+        (5000, [LONG, MIDDLE, SHORT]),
+    ],
+)
+def test_the_sink_that_is_about_as_long_as_what_stands_before_the_chunk_comes_first(
+    place: int, order: list[tuple[int, ...]]
+) -> None:
+    known = Anchors(SINKS)
+    assert known.fitting(place) == (*order, BARE)
+    assert known.fitting(place, [OWN, MIDDLE]) == (OWN, MIDDLE, *(sink for sink in order if sink != MIDDLE), BARE)
+
+
+def test_the_general_sink_is_the_middle_one() -> None:
+    generals = [Anchors(sinks).general for sinks in (SINKS, (LONG, SHORT), (SHORT, ()), ())]
+    assert generals == [MIDDLE, LONG, SHORT, BARE]
+    assert Anchors(()).fitting(7) == (BARE,)
+
+
+def test_a_prompts_own_anchors_are_what_it_begins_with_before_its_first_chunk() -> None:
+    ids, known = (*OWN, 5, *A), Anchors(SINKS)
+    named = [(90,), OWN, (90, 92), (*OWN, 5, A[0]), ()]
+    assert known.own(ids, named, before=4) == (OWN, (90,))
+    long = (7,) * (MOST_TOKENS + 1)
+    assert known.own(long, [long, long[1:]], before=len(long)) == (long[1:],)
+
+
+def test_chunks_are_computed_ahead_after_the_middle_sink() -> None:
+    reuser, prefiller = make(sinks=SINKS)
+    reuser.warm([A])
+    assert [request.ids for request in prefiller.seen] == [MIDDLE, (*MIDDLE, *A)]
+    assert anchors(reuser.plan(*at(40, A))) == [len(MIDDLE)]
+
+
+def test_what_is_missing_is_computed_after_the_sink_that_is_nearest_to_its_place() -> None:
+    reuser, _ = make(sinks=SINKS)
+    plan = reuser.plan(*at(1, A, B))
+    assert plan.misses == (A, B) and plan.anchors == {A: SHORT, B: LONG}
+    assert plan.by_anchor(plan.misses) == {SHORT: [A], LONG: [B]}
+    for anchor, chunks in plan.by_anchor(plan.misses).items():
+        reuser.warm(chunks, anchor=anchor)
+    again = reuser.plan(*at(1, A, B))
+    assert anchors(again) == [2, 12] and again.poorer == ()
+
+
+def test_the_nearest_sink_is_taken_of_those_that_are_stored() -> None:
+    reuser, _ = make(sinks=SINKS)
+    for anchor, taken in ((BARE, [0, 0, 0]), (LONG, [12, 12, 12]), (SHORT, [2, 2, 12]), (MIDDLE, [2, 6, 12])):
+        reuser.warm([A], anchor=anchor)
+        assert [anchors(reuser.plan(*at(place, A), sight=False)) for place in (0, 6, 30)] == [[one] for one in taken]
+
+
+def test_a_nearer_sink_is_worth_computing_for_from_the_second_sight_at_such_a_place_on() -> None:
+    reuser, _ = make(sinks=SINKS)
+    reuser.warm([A, B])
+    places = (30, 0, 7, 1, 29)
+    plans = [reuser.plan(*at(place, A)) for place in places]
+    assert [anchors(plan) for plan in plans] == [[len(MIDDLE)]] * 5, "what is stored serves meanwhile"
+    assert [plan.poorer for plan in plans] == [(), (), (), (A,), (A,)]
+    assert [plan.anchors for plan in plans[3:]] == [{A: SHORT}, {A: LONG}]
+    assert reuser.plan(*at(30, A), salt="tenant").misses == (A,)
+    reuser.warm([A], salt="tenant")
+    assert reuser.plan(*at(30, A), salt="tenant").poorer == (A,), "a tenant's own second sight"
+    assert reuser.plan(*at(30, B)).poorer == (), "of another chunk it is the first one"
+    reuser.warm(plans[3].poorer, anchor=SHORT)
+    served = reuser.plan(*at(1, A))
+    assert anchors(served) == [2] and served.poorer == () and served.anchors == {}
+
+
+def test_a_look_that_is_no_sight_counts_for_nothing() -> None:
+    reuser, _ = make(sinks=SINKS)
+    reuser.warm([A])
+    for _ in range(3):
+        assert reuser.plan(*at(30, A), sight=False).poorer == ()
+        assert reuser.plan([*OWN, *at(30, A)[0]], [(33, 10)], anchors=[OWN], sight=False).poorer == ()
+    assert reuser.plan(*at(30, A)).poorer == ()
+    assert reuser.plan(*at(30, A), sight=False).poorer == ()
+    assert reuser.plan(*at(30, A)).poorer == (A,)
+
+
+def test_a_chunk_that_was_computed_bare_is_worth_a_sink_at_once() -> None:
+    reuser, _ = make(sinks=SINKS)
+    reuser.warm([A], anchor=BARE)
+    plan = reuser.plan(*at(30, A))
+    assert anchors(plan) == [0] and plan.poorer == (A,) and plan.anchors == {A: LONG}
+
+
+def test_own_anchors_come_before_sinks_and_count_by_the_prompt() -> None:
+    reuser, _ = make(sinks=SINKS)
+    reuser.warm([A])
+    ids, spans = [*OWN, *A, 7], [(3, 10)]
+    first = reuser.plan(ids, spans, anchors=[OWN])
+    assert (first.poorer, anchors(first)) == ((), [6])
+    second = reuser.plan(ids, spans, anchors=[OWN])
+    assert (second.poorer, second.anchors) == ((A,), {A: OWN})
+    reuser.warm([A], anchor=OWN)
+    assert anchors(reuser.plan(ids, spans, anchors=[OWN])) == [3]
+    assert anchors(reuser.plan(*at(3, A))) == [6], "not for a prompt that begins otherwise"
+
+
+def test_a_chunk_that_stands_twice_is_served_by_its_first_place() -> None:
+    reuser, _ = make(sinks=SINKS)
+    for anchor in (SHORT, LONG):
+        reuser.warm([A], anchor=anchor)
+    assert anchors(reuser.plan(*at(1, A, B, A))) == [2, 2]
+
+
+def test_for_a_part_of_a_chunk_counts_what_stood_before_the_chunk() -> None:
+    reuser, _ = make(sinks=SINKS)
+    for anchor in SINKS:
+        reuser.warm([A], anchor=anchor)
+    ids = [99] * 14 + [*A[4:], 98]
+    for offset, taken in ((4, 12), (8, 6), (9, 6), (0, 12)):
+        part = A[offset:]
+        plan = reuser.plan([*ids[:14], *part, 98], [], found=[Match(14, len(part), A, offset)])
+        assert anchors(plan) == [taken]
+
+
+def test_a_chunk_is_forgotten_under_all_sinks_those_of_earlier_versions_too() -> None:
+    store = RamStore(1 << 20)
+    reuser, _ = make(store, sinks=SINKS)
+    for anchor in (*SINKS, BARE, (1, 2, 3)):
+        reuser.warm([A, B], anchor=anchor)
+    assert store.stats()[0].entries == 10
+    assert reuser.forget([A]) == 1 and store.stats()[0].entries == 5
+    for place in (0, 6, 30):
+        assert reuser.plan(*at(place, A, B)).misses == (A,)
+
+
+def test_slow_tiers_are_asked_for_a_nearer_sink_from_the_second_sight_on() -> None:
+    class Slow(RamStore):
+        asked = 0
+
+        def contains(self, key: ChunkKey) -> bool:
+            self.asked += 1
+            return super().contains(key)
+
+    slow = Slow(1 << 20)
+    store = TieredStore(slow, ram_budget=1 << 20)
+    reuser, _ = make(store, sinks=SINKS)
+    reuser.warm([A])
+    other, _ = make(slow, sinks=SINKS)
+    other.warm([A], anchor=LONG)
+    served: list[tuple[list[int], str, int]] = []
+    for _ in range(3):
+        slow.asked = 0
+        plan = reuser.plan(*at(30, A))
+        served.append((anchors(plan), plan.hits[0].tier, slow.asked))
+        assert plan.poorer == ()
+    assert served == [([6], "ram", 0), ([12], "ram", 1), ([12], "ram", 0)]
+
+
+@pytest.mark.parametrize(("before", "together"), [(0, TOGETHER), (PLACES // TOGETHER - 4, TOGETHER), (PLACES // 3, 2)])
+def test_fewer_chunks_are_computed_together_behind_a_long_anchor(before: int, together: int) -> None:
+    reuser, prefiller = make(RamStore(1 << 30), spec=replace(SPEC, max_context=before + 100))
+    prefiller.memory = before + 100
+    reuser.warm([(n, 5, 6, 7) for n in range(TOGETHER)], anchor=[9] * before)
+    assert max(prefiller.batches) == together
+
+
+def test_keys_of_many_chunks_are_those_of_each() -> None:
+    space = KeySpace("model", "salt")
+    wanted: dict[tuple[int, ...], Sequence[tuple[int, ...]]] = {A: (SHORT, LONG, BARE), B: (LONG, OWN)}
+    assert space.keys(wanted) == {ids: [space.key(ids, anchor=one) for one in some] for ids, some in wanted.items()}
+
+
+def test_sights_are_counted_and_the_longest_unseen_is_forgotten() -> None:
+    sights = Sights(most=2)
+    assert [sights.add(what) for what in "aababcb"] == [1, 2, 1, 3, 2, 1, 3]
+    assert [sights.times(what) for what in "abc"] == [0, 3, 1]
