@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .linear import Linear
 from .probe import Probe
 from .rope import rotate
 from .rounded_kv import Stored
@@ -87,6 +88,21 @@ class FusedOps(Protocol):
         """`activation(gate) * up` [rows, ffn] of `gate_up` [rows, 2 * ffn]; the activation is silu or gelu_tanh."""
         ...
 
+    def normed_product(
+        self,
+        x: Tensor,
+        residual: Tensor,
+        weight: Tensor,
+        eps: float,
+        linear: Linear,
+        *,
+        first: Tensor | None = None,
+        activation: str | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """`linear` of what `add_norm` makes of the others [rows, out], and `residual + x`. With an `activation` what
+        comes back first is `gated` [rows, out / 2]."""
+        ...
+
 
 class TorchOps:
     """See FusedOps."""
@@ -135,6 +151,21 @@ class TorchOps:
         gate, up = gate_up.chunk(2, dim=-1)
         active = F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")
         return active.mul_(up)
+
+    def normed_product(
+        self,
+        x: Tensor,
+        residual: Tensor,
+        weight: Tensor,
+        eps: float,
+        linear: Linear,
+        *,
+        first: Tensor | None = None,
+        activation: str | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        normed, residual = self.add_norm(x, residual, weight, eps, first=first)
+        product = linear(normed)
+        return product if activation is None else self.gated(product, activation), residual
 
 
 def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -13,6 +13,8 @@ import triton.language as tl
 from torch import Tensor
 
 from .fused import HeadTurn, LayerKV, TorchOps
+from .linear import Linear, PlainLinear
+from .one_row_triton import activated, normed_row, serves_normed
 from .probe import Probe
 from .probe_triton import look
 from .rounded_kv import MOST, RoundedKV, Stored
@@ -108,6 +110,21 @@ class TritonOps(TorchOps):
         if rows:
             _gated[(rows, triton.cdiv(width // 2, _COLUMNS))](gate_up, out, width // 2, **constants)
         return out
+
+    def normed_product(
+        self,
+        x: Tensor,
+        residual: Tensor,
+        weight: Tensor,
+        eps: float,
+        linear: Linear,
+        *,
+        first: Tensor | None = None,
+        activation: str | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        if x.shape[0] == 1 and isinstance(linear, PlainLinear) and serves_normed(linear.weight, x.dtype):
+            return normed_row(x, residual, weight, eps, linear.weight, linear.bias, first=first, activation=activation)
+        return super().normed_product(x, residual, weight, eps, linear, first=first, activation=activation)
 
 
 def _apart(pools: Sequence[LayerKV]) -> int:
@@ -294,8 +311,4 @@ def _gated(gate_up, out, width, BLOCK: tl.constexpr, SILU: tl.constexpr):
     live = at < width
     gate = tl.load(gate_up + row * 2 * width + at, mask=live, other=0.0).to(tl.float32)
     up = tl.load(gate_up + row * 2 * width + width + at, mask=live, other=0.0).to(tl.float32)
-    if SILU:
-        active = gate * tl.sigmoid(gate)
-    else:  # gelu's approximation: gate * (1 + tanh(u)) / 2, which is gate * sigmoid(2 * u)
-        active = gate * tl.sigmoid(1.5957691216057308 * (gate + 0.044715 * gate * gate * gate))
-    tl.store(out + row * width + at, (active * up).to(out.dtype.element_ty), mask=live)
+    tl.store(out + row * width + at, (activated(gate, SILU) * up).to(out.dtype.element_ty), mask=live)

@@ -87,14 +87,13 @@ class Decoder:
         if self._embedding_scale != 1.0:
             residual = residual * self._embedding_scale
         normed = ops.norm(residual, weights.layers[0].input_norm, spec.norm_eps)
+        product = weights.layers[0].qkv(normed)
         angles, plan = self.ropes.angles(batch.positions, self.dtype), self._plans(batch, pool)
         recomputed = tuple(narrowing.quota for narrowing in batch.narrowings)
         for index, layer in enumerate(weights.layers):
-            if index == depth:
-                return StepOutput(residual[:0], recomputed, complete=False)
             batch.loads.wait(index)
             k_pool, v_pool = pool.layer(index)
-            qkv = layer.qkv(normed).view(batch.rows, -1, spec.head_dim)
+            qkv = product.view(batch.rows, -1, spec.head_dim)
             turn = HeadTurn(spec.heads, spec.kv_heads, *angles[index], layer.qk_norm, spec.norm_eps)
             due = tuple(narrowing for narrowing in batch.narrowings if narrowing.selector.layer == index)
             if due:
@@ -121,11 +120,20 @@ class Decoder:
                 plan = self._plans(batch, pool)
             attended = plan(spec.windows[index])(q, k_pool, v_pool).flatten(1)
             added = layer.out(attended)
-            normed, residual = ops.add_norm(added, residual, layer.post_norm, spec.norm_eps, first=layer.out_norm)
-            inner = ops.gated(layer.gate_up(normed), spec.activation)
+            inner, residual = ops.normed_product(
+                added, residual, layer.post_norm, spec.norm_eps, layer.gate_up,
+                first=layer.out_norm, activation=spec.activation,
+            )  # fmt: skip
             added = layer.down(inner)
-            following = weights.norm if index == last else weights.layers[index + 1].input_norm
-            normed, residual = ops.add_norm(added, residual, following, spec.norm_eps, first=layer.down_norm)
+            if index + 1 == depth < spec.layers:
+                return StepOutput(residual[:0], recomputed, complete=False)
+            if index == last:
+                normed, residual = ops.add_norm(added, residual, weights.norm, spec.norm_eps, first=layer.down_norm)
+            else:
+                following = weights.layers[index + 1]
+                product, residual = ops.normed_product(
+                    added, residual, following.input_norm, spec.norm_eps, following.qkv, first=layer.down_norm
+                )
         return StepOutput(normed, recomputed)
 
     def _plans(self, batch: StepBatch, pool: KVPool) -> Callable[[int | None], AttentionPlan]:

@@ -60,8 +60,8 @@ class PageAllocator:
             longest = int(lengths.argmax())
             start, stop = int(starts[longest]), int(starts[longest] + lengths[longest])
             if stop - start < count:
-                order = np.argsort(-lengths, kind="stable")
-                pieces = [np.arange(starts[run], starts[run] + lengths[run], dtype=np.int32) for run in order]
+                runs = sorted(zip(lengths.tolist(), starts.tolist(), strict=True), key=lambda run: -run[0])
+                pieces = [np.arange(first, first + length, dtype=np.int32) for length, first in runs]
                 return np.sort(np.concatenate(pieces)[:count])
         # The page before the run may belong to a sequence that grows into it; at the pool's start there is none.
         first = start if start == 0 else start + min((stop - start) // 2, stop - start - count)

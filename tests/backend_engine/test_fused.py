@@ -6,6 +6,7 @@ import os
 import pytest
 import torch
 from promptsluice.backend_engine.fused import FusedOps, HeadTurn, TorchOps
+from promptsluice.backend_engine.linear import PlainLinear
 from promptsluice.backend_engine.native import NativeOps, NativePrefill, Unavailable, native_library
 from promptsluice.backend_engine.probe import Probe
 from promptsluice.backend_engine.rounded_kv import RoundedBlock, RoundedKV, Stored
@@ -65,6 +66,49 @@ def test_norms_with_float32_weights_round_once(triton_ops: FusedOps, dtype: torc
         expected = rms(total.double()) * weight.double()
         error = (normed.double() - expected).abs() / expected.abs().clamp_min(1e-3)
         assert error.max() <= torch.finfo(dtype).eps * most, error.max()
+
+
+@pytest.mark.parametrize("sandwich", [False, True])
+@pytest.mark.parametrize("activation", [None, "silu", "gelu_tanh"])
+@pytest.mark.parametrize(("hidden", "outputs", "biased"), [(96, 10, False), (576, 6, True), (1000, 4098, False)])
+def test_normed_product_of_one_row(
+    triton_ops: FusedOps, hidden: int, outputs: int, biased: bool, activation: str | None, sandwich: bool
+) -> None:
+    x, residual = torch.randn(2, 1, hidden, device=DEVICE)
+    weight, other = torch.randn(2, hidden, device=DEVICE)
+    bias = torch.randn(outputs, device=DEVICE) if biased else None
+    linear = PlainLinear(torch.randn(outputs, hidden, device=DEVICE) / hidden**0.5, bias)
+    first = other if sandwich else None
+    expected = TorchOps().normed_product(x, residual.clone(), weight, 1e-5, linear, first=first, activation=activation)
+    before = residual.clone()
+    got = triton_ops.normed_product(x, residual, weight, 1e-5, linear, first=first, activation=activation)
+    assert torch.equal(residual, before), "every program reads it, whichever comes last"
+    assert got[0].shape == (1, outputs // (2 if activation else 1))
+    for mine, reference in zip(got, expected, strict=True):
+        torch.testing.assert_close(mine, reference, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_normed_product_rounds_as_its_steps_do(triton_ops: FusedOps, dtype: torch.dtype) -> None:
+    """With float32 weights of the norm, too; only the product's sums may be added up in another order."""
+    x, residual = torch.randn(2, 1, 320, device=DEVICE).to(dtype)
+    weight = 1.0 + torch.randn(320, device=DEVICE) * 1e-3
+    linear = PlainLinear((torch.randn(24, 320, device=DEVICE) / 18).to(dtype))
+    normed, total = triton_ops.add_norm(x, residual.clone(), weight, 1e-6)
+    product, other_total = triton_ops.normed_product(x, residual, weight, 1e-6, linear)
+    assert torch.equal(total, other_total)
+    exact = normed.double() @ linear.weight.double().T
+    torch.testing.assert_close(product.double(), exact, rtol=2 * torch.finfo(dtype).eps, atol=1e-5)
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_normed_product_of_what_the_kernel_does_not_take(triton_ops: FusedOps, rows: int) -> None:
+    x, residual = torch.randn(2, rows, 2304, device=DEVICE)
+    weight, linear = torch.randn(2304, device=DEVICE), PlainLinear(torch.randn(8, 2304, device=DEVICE) / 48)
+    expected = TorchOps().normed_product(x, residual.clone(), weight, 1e-5, linear, activation="silu")
+    got = triton_ops.normed_product(x, residual.clone(), weight, 1e-5, linear, activation="silu")
+    for mine, reference in zip(got, expected, strict=True):
+        torch.testing.assert_close(mine, reference, rtol=1e-4, atol=1e-4)
 
 
 def rms(x: torch.Tensor) -> torch.Tensor:
