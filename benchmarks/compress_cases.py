@@ -16,6 +16,7 @@ from typing import Any
 
 from promptsluice.compressors import protected_spans
 from promptsluice.compressors.jsonscan import documents
+from promptsluice.compressors.structure.folds import unfolded
 
 EXACT = frozenset({"identifier", "number", "date", "url", "email"})
 _LONG = 6  # samples in the text that they are cut from
@@ -85,12 +86,15 @@ def parsed(text: str) -> list[Any]:
 
 
 def lost(case: Case, text: str) -> list[str]:
-    """What of the case's exact things stands in `text` less often than in the case; no part of a longer word counts."""
+    """What of the case's exact things stands in `text` less often than in the case; no part of a longer word counts.
+    What a count of folded lines stands for is there.
+    """
+    written = unfolded(text)
 
     def number(one: str, inside: str) -> int:
         return len(re.findall(rf"(?<!\w){re.escape(one)}(?!\w)", inside))
 
-    return [one for one in dict.fromkeys(case.exact) if number(one, text) < number(one, case.text)]
+    return [one for one in dict.fromkeys(case.exact) if number(one, written) < number(one, case.text)]
 
 
 def _lines(path: Path) -> Iterator[Any]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from promptsluice.compressors.structure.folds import folded
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
@@ -76,3 +77,14 @@ def test_what_another_model_made_is_made_again(tmp_path: Path, monkeypatch: pyte
     for setting, asked in (("a, float32", 1), ("a, float32", 1), ("a, bfloat16", 2), ("b, float32", 3)):
         subjects.Remembered(subject, kept, setting).compress("text", question="q", rate=0.5)
         assert subject.asked == asked
+
+
+def test_what_folded_lines_stand_for_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = script("compress_cases", monkeypatch)
+    line = "2024-05-01 12:00:00 worker-7 asks /items/42 again and waits"
+    case = made.Case("", f"begin\n{line}\n{line}\n{line}\nend 99", "What happened?")
+    text = folded(case.text).text(case.text)
+    assert text == f"begin\n{line}\n[the line above 2 more times]\nend 99"
+    assert made.lost(case, text) == []
+    fewer = f"begin\n{line}\n[the line above 1 more time]\nend"
+    assert made.lost(case, fewer) == ["2024-05-01 12:00:00", "7", "/items/42", "99"]
