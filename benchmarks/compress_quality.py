@@ -7,16 +7,18 @@ DATA has hotpotqa_100 (a line: question, answer, supporting_facts, context). Of 
 others are one document, in a seeded order. For each way: the rate reached, the mean negative log-likelihood of a gold
 answer's token in nats, how much more that is than with the full document and than with llmlingua's, question by
 question, and the F1 of 16 greedy tokens with the gold answer; 95 % intervals are of a bootstrap over questions.
-`--ours` takes any compressor by name, with its defaults; `summarize` asks the same model. The peers are interpreters of
-their own environments, as for compress.py. With `--rows` a run may be stopped and begun again, and parts of it
-made in any order; where it is stopped, what was read so far is printed. Not here: speed.
+`gold` says in how many documents the answer still stands, `written` in how many a model's summary does.
+`--ours` takes any compressor by name, with its defaults; `summarize` asks the same model, and `summary` takes its words
+without the facts that they lost. The peers are interpreters of their own environments, as for compress.py. With
+`--rows` a run may be stopped and begun again, and parts of it made in any order; where it is stopped, what was read so
+far is printed. Not here: speed.
 """
 
 import argparse
 import re
 import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 from blend_cases import LEAD, SYSTEM
 from blend_quality import f1
@@ -25,11 +27,13 @@ from compress_subjects import Machinery, Subject, common_options, heading, opene
 from kept_rows import KeptRows
 from promptsluice.backend_engine.params import SamplingParams
 from promptsluice.backend_engine.types import GenerationRequest
+from promptsluice.compressors.summary.summarize import MARK
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
 GREEDY = 16
+_SUMMARY = MARK.split("{")[0]  # begins what a model wrote
 
 
 @dataclass(frozen=True)
@@ -42,12 +46,13 @@ class Reading:
 
 @dataclass(frozen=True)
 class Way:
-    """What became of some questions' documents. `rates`, in tokens, and `readings` question by question."""
+    """What became of some questions' documents: `texts`, `rates` in tokens, and `readings` question by question."""
 
     name: str
     asked: float
-    rates: list[float]
-    readings: list[Reading]
+    texts: list[str] = field(default_factory=list)
+    rates: list[float] = field(default_factory=list)
+    readings: list[Reading] = field(default_factory=list)
 
     @property
     def nll(self) -> list[float]:
@@ -59,13 +64,14 @@ def main() -> None:
     found = cases(options.data, "hotpotqa_100", count=options.questions, chars=options.chars)
     rows = KeptRows(options.rows)
     with opened(options) as (machinery, subjects):
-        ways = [Way("full", 1.0, [], [])]
-        ways += [Way(subject.name, rate, [], []) for rate in options.rates for subject in subjects]
+        ways = [Way("full", 1.0)]
+        ways += [Way(subject.name, rate) for rate in options.rates for subject in subjects]
         read = 0
         try:
             for case in track(found, description="questions"):
                 told = list(_told(machinery, case, subjects, options.rates, rows))
-                for way, (rate, reading) in zip(ways, told, strict=True):
+                for way, (text, rate, reading) in zip(ways, told, strict=True):
+                    way.texts.append(text)
                     way.rates.append(rate)
                     way.readings.append(reading)
                 read += 1
@@ -77,14 +83,14 @@ def main() -> None:
 
 def _told(
     machinery: Machinery, case: Case, subjects: Sequence[Subject], rates: Sequence[float], rows: KeptRows
-) -> Iterator[tuple[float, Reading]]:
-    """The rate and the reading of the full document, then of each subject's at each rate."""
+) -> Iterator[tuple[str, float, Reading]]:
+    """Text, rate and reading of the full document, then of each subject's at each rate."""
     whole = machinery.count(case.text)
-    yield 1.0, _reading(machinery, case, case.text, rows)
+    yield case.text, 1.0, _reading(machinery, case, case.text, rows)
     for rate in rates:
         for subject in subjects:
             text = subject.compress(case.text, question=case.question, rate=rate).text
-            yield machinery.count(text) / whole, _reading(machinery, case, text, rows)
+            yield text, machinery.count(text) / whole, _reading(machinery, case, text, rows)
 
 
 def _reading(machinery: Machinery, case: Case, text: str, rows: KeptRows) -> Reading:
@@ -113,11 +119,11 @@ def _reading(machinery: Machinery, case: Case, text: str, rows: KeptRows) -> Rea
 
 def _print(ways: Sequence[Way], found: Sequence[Case], machinery: Machinery, options: argparse.Namespace) -> None:
     size = statistics.median(machinery.count(case.text) for case in found)
-    console = Console(width=140)
+    console = Console(width=150)
     console.print(f"{heading(options)}, {len(found)} questions, documents of {size:.0f} tokens (median)")
     table = Table()
     peer = {way.asked: way for way in ways if way.name == "llmlingua"}
-    for column in ("", "asked", "reached", "NLL", "more than full", "more than llmlingua", "F1"):
+    for column in ("", "asked", "reached", "NLL", "more than full", "more than llmlingua", "F1", "gold", "written"):
         table.add_column(column, justify="right" if column else "left")
     for way in ways:
         table.add_row(
@@ -128,6 +134,8 @@ def _print(ways: Sequence[Way], found: Sequence[Case], machinery: Machinery, opt
             _more(way, ways[0]),
             _more(way, peer[way.asked]) if way.asked in peer else "-",
             _interval([one.f1 for one in way.readings]),
+            str(sum(case.gold in text for case, text in zip(found, way.texts, strict=True))),
+            str(sum(_SUMMARY in text for text in way.texts)) if way.name in ("summarize", "summary") else "-",
         )
     console.print(table)
 

@@ -145,14 +145,16 @@ def ours(machinery: Machinery, names: Sequence[str]) -> list[Subject]:
 
 def steps_of(name: str) -> Sequence[tuple[str, Mapping[str, Any]]]:
     """A compressor with its options: `contrast` is `perplexity` with two passes, `balanced` what the preset does,
-    `summarize` asks the same model.
+    `summarize` asks the same model, and `summary` takes what it writes without the facts that it lost.
     """
     if name == "balanced":
         specs = PRESETS["balanced"]["compress"]
         return [(spec["use"], {key: value for key, value in spec.items() if key != "use"}) for spec in specs]
+    asked = {"kinds": ["tool_result"], "backend": "same", "model": "same", "min_tokens": 64}
     return {
         "contrast": [("perplexity", {"contrast": 1.0})],
-        "summarize": [("summarize", {"kinds": ["tool_result"], "backend": "same", "model": "same", "min_tokens": 64})],
+        "summarize": [("summarize", asked)],
+        "summary": [("summarize", {**asked, "protect": [], "facts": [], "fallback": "none"})],
     }.get(name, [(name, {})])
 
 

@@ -92,11 +92,14 @@ class Summarize(LossyOptions):
 
 
 class _Summary:
-    """One text on its way through a model. `failed`: an answer did not come."""
+    """One text on its way through a model. `failed`: an answer did not come. `stayed`: parts whose summary, with what
+    it lost, saved too little.
+    """
 
     def __init__(self, options: Summarize, task: Task, context: CompressionContext) -> None:
         self._options, self._task, self._context = options, task, context
         self.failed = False
+        self.stayed = 0
 
     def rewrite(self) -> Rewrite | None:
         """None where no part of the text has a summary."""
@@ -104,13 +107,20 @@ class _Summary:
             return None
         text = self._task.text
         pieces: list[Piece] = []
-        done, found = 0, False
+        done, found = 0, 0
         for start, end in parts_of(text):
             summary = self._summary(text[start:end])
             if summary:
                 pieces += [(done, start), *self._pieces(start, end, summary)]
-                done, found = end, True
-        return Rewrite.of_pieces([*pieces, (done, len(text))]) if found else None
+                done, found = end, found + 1
+        if not found:
+            return None
+        note = (
+            f"summaries saved too little beside the facts that they lost: {self.stayed} of {found}"
+            if self.stayed
+            else ""
+        )
+        return replace(Rewrite.of_pieces([*pieces, (done, len(text))]), note=note)
 
     def _pieces(self, start: int, end: int, summary: str) -> Iterator[Piece]:
         """The summary, and behind it the sentences whose facts it lost; the part as it was where that is no gain."""
@@ -118,6 +128,7 @@ class _Summary:
         kept = lost(part, summary, protect=self._options.protect, facts=self._options.facts)
         head = f"{MARK.format(chars=len(part))}\n{summary}"
         if len(head) + sum(last - first + 1 for first, last in kept) > _WORTH * len(part):
+            self.stayed += 1
             yield start, end
             return
         yield f"{head}\n{VERBATIM}\n" if kept else head
