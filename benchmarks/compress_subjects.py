@@ -32,12 +32,15 @@ from promptsluice.rag.embedder import SentenceEmbedder
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came out, the seconds of wall and processor time, and what went wrong, if anything."""
+    """What came out, the seconds of wall and processor time, what went wrong, if anything, and what a compressor of
+    ours says of it.
+    """
 
     text: str
     wall: float
     cpu: float
     error: str = ""
+    note: str = ""
 
 
 class Subject(Protocol):
@@ -112,7 +115,7 @@ class Ours:
         prompt, notes = self.prompt(chat(text, question), question=question, rate=rate)
         taken = time.perf_counter() - wall, time.process_time() - cpu
         failed = "; ".join(note for note in notes if "failed" in note or "lost" in note)
-        return Outcome(str(prompt.messages[2]["content"]), *taken, failed)
+        return Outcome(str(prompt.messages[2]["content"]), *taken, failed, "; ".join(filter(None, notes)))
 
     def prompt(self, prompt: Prompt, *, question: str, rate: float) -> tuple[Prompt, list[str]]:
         """All of a prompt, and a note from each step."""
