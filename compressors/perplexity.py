@@ -19,7 +19,7 @@ from .surprise import Surprise, surprise_of
 _ENDS = frozenset(".!?:…\n")
 # What a name is worth beyond its surprise: it comes again, is foreseen then, and still says who did it.
 _NAME = 6.0  # nats
-_FOCUS = 10.0  # times what a word is worth, in the sentence that is nearest to the question, beyond once
+_FOCUS = 100.0  # times what a word is worth, in the sentence that is nearest to the question, beyond once
 # A budget in tokens goes farther in words that are worth much for their length; half way, for long words say more.
 _CHARS_OF_A_TOKEN, _BY_LENGTH = 4.0, 0.5
 
