@@ -38,8 +38,9 @@ class Extractive(LossyOptions):
     """Keeps the units that are nearest to the question and unlike each other (MMR), in their order.
 
     Segments of one message share one budget, so that a useful document stays and a useless one goes, except for its
-    best sentence. A unit with protected text stays; a heading stays with anything it heads. `redundancy` from 0
-    (relevance alone) to 1. A segment is judged by the question of its own turn (see question.py).
+    best sentence. A unit with protected text stays; where such units fill the budget, so does the one that shares most
+    words with the question. A heading stays with anything it heads. `redundancy` from 0 (relevance alone) to 1. A
+    segment is judged by the question of its own turn (see question.py).
 
     `relevance` is by "words" shared with the question (BM25), by "meaning" (an embedder), by a "cross_encoder" that
     reads the question with each unit (`model`: its folder), or "auto": by words, but by meaning where the text has too
@@ -120,7 +121,9 @@ class _Selection:
     def rewrites(self) -> Iterator[tuple[Task, Rewrite]]:
         seen = len(self._units)
         keep = self._with_headings(self._must.copy())
-        if not self._settled(keep):
+        if self._settled(keep):
+            keep = self._with_nearest(keep)
+        else:
             judged = self._judged()
             keep, seen = self._chosen(judged), judged.seen
         note = ""
@@ -135,6 +138,18 @@ class _Selection:
         """Whether protected text alone fills the budget in every segment, so that nothing is left to choose."""
         everywhere = all(any(self._must[start:end]) for start, end in self._ranges)
         return everywhere and self._size(keep) >= self._options.target(self._total)
+
+    def _with_nearest(self, keep: list[bool]) -> list[bool]:
+        """With the unit, of those that could go, that shares most with the question, though there is no room for it:
+        without what answers all the rest stays for nothing. By words, which costs next to nothing.
+        """
+        question = self._tasks[0].question
+        free = [i for i, stays in enumerate(keep) if not stays and i not in self._heads]
+        scores = self._words().bm25(question, stop_words=False) if free and question else ()
+        near = [i for i in free if i < len(scores) and scores[i] > 0]  # where time ran out there are fewer scores
+        if near:
+            keep[max(near, key=lambda i: (scores[i], -i))] = True
+        return self._with_headings(keep)
 
     def _text(self, i: int) -> str:
         owner, unit = self._units[i]

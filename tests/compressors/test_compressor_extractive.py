@@ -294,3 +294,22 @@ def test_labels_cost_what_is_chosen_nothing(target: float, context: Make, prompt
     options = {"target_rate": target, "relevance": "words"}
     result = create("extractive", options).compress(prompt_of(text), context=context())
     assert target - 0.05 <= result.rate <= target
+
+
+@pytest.mark.parametrize(
+    ("question", "answered"), [("Who sold the boat?", True), ("Who is it?", False), ("Elephants?", False)]
+)
+def test_what_answers_stays_though_protected_text_fills_the_budget(
+    question: str, answered: bool, context: Make, prompt_of: PromptOf, tool_texts: TextsOf
+) -> None:
+    bill = [f"Item {n} of the bill costs {n * 7}.50 euros." for n in range(1, 9)]
+    sentences = [*bill[:4], "Who knows the weather.", "Anna sold the boat to a stranger.", "Cats sleep.", *bill[4:]]
+    prompt = prompt_of(" ".join(sentences)).messages
+    prompt = Prompt.from_messages([{"role": "user", "content": question}, *prompt[2:4]])
+    for options in ({"target_rate": 0.3}, {"target_tokens": 40}):
+        once = create("extractive", options).compress(prompt, context=context(question=question))
+        kept = [*bill[:4], *(["Anna sold the boat to a stranger."] if answered else []), *bill[4:]]
+        assert tool_texts(once.prompt) == [" ".join(kept)]
+        assert f"{once.tokens_after} must stay" in once.note
+        twice = create("extractive", options).compress(once.prompt, context=context(question=question))
+        assert tool_texts(twice.prompt) == tool_texts(once.prompt)

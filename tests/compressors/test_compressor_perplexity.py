@@ -431,6 +431,19 @@ def test_sentences_near_the_question_keep_more(context: Make, prompt_of: PromptO
     assert kept[1.0] > kept[0.0], "they were foreseen, but are what is asked for"
 
 
+def test_what_answers_is_read_whole(context: Make, prompt_of: PromptOf, tool_texts: TextsOf) -> None:
+    words = iter(f"{a}{b}{c}on" for a in "bdfgk" for b in "aeiou" for c in "lmnpr")
+    sentences = [" ".join(["And", *itertools.islice(words, 9)]) + "." for _ in range(12)]
+    sentences[7] = "The bridge was built by the one who was the one who was the last."
+    asking = "Who built the bridge?"
+    messages = [{"role": "user", "content": asking}, *prompt_of(" ".join(sentences)).messages[2:4]]
+    options = {"target_rate": 0.3, "kinds": ["tool_result"]}
+    result = create("perplexity", options).compress(Prompt.from_messages(messages), context=context(question=asking))
+    (short,) = tool_texts(result.prompt)
+    assert 0.29 <= result.rate <= 0.3
+    assert sentences[7] in short, "the model foresees most of its words"
+
+
 def test_stop_words_are_near_to_nothing() -> None:
     text = "Who is the one? The cat sleeps.\n\nA mayoress came."
     (nothing,) = nearness([text], "Who is the mayor?", whole=[()], expired=lambda: False)
