@@ -50,6 +50,13 @@ class Subject(Protocol):
     def compress(self, text: str, *, question: str, rate: float) -> Outcome: ...
 
 
+class _Summaries(dict[str, str]):
+    """What the model wrote of a text at a length: it is asked once."""
+
+    def put(self, key: str, text: str) -> None:
+        self[key] = text
+
+
 class Machinery:
     """One model on the CPU with its engine, and an embedder that is loaded when it is asked for."""
 
@@ -62,6 +69,7 @@ class Machinery:
         self.service.start()
         self.score = TextScorer(self.service.run_all, self._encoding, rows=512, room=4096)
         self._embedder = SentenceEmbedder()
+        self._summaries = _Summaries()
 
     @property
     def count(self) -> Callable[[str], int]:
@@ -74,6 +82,7 @@ class Machinery:
             embed=self._embedder.embed,
             score=self.score,
             generate=self._generated,
+            memory=self._summaries,
         )
 
     def plain_pass(self, text: str) -> tuple[float, int]:
