@@ -221,7 +221,8 @@ class Engine:
             self._flight = None  # all have ended: nobody is left to land for
 
     def _advance(self, plan: StepPlan) -> None:
-        """Note which prompts' rows have run, or have been launched: the device runs them before what comes later."""
+        """Note which prompts' rows have run, or have been launched: the device runs them before what comes later, or
+        fails for good."""
         for chunk in plan.chunks:
             self._scheduler.advance(chunk)
             if chunk.last:

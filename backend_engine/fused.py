@@ -39,7 +39,7 @@ class HeadTurn:
 
 
 class FusedOps(Protocol):
-    """Stateless. Inputs are not changed, but for the pool's slots and, in `add_norm`, the residual where it says so.
+    """Stateless. Inputs are not changed, but for the pool's slots and the residual, where a method says so.
 
     Norms are root-mean-square norms over the last axis. Their weights may be float32 where the rest is narrower: then
     the whole norm is float32, and its result is rounded once.
@@ -100,7 +100,7 @@ class FusedOps(Protocol):
         activation: str | None = None,
     ) -> tuple[Tensor, Tensor]:
         """`linear` of what `add_norm` makes of the others [rows, out], and `residual + x`. With an `activation` what
-        comes back first is `gated` [rows, out / 2]."""
+        comes back first is `gated` [rows, out / 2]. May reuse the memory of `residual`."""
         ...
 
 

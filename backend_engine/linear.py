@@ -15,7 +15,7 @@ PACKED_ROWS = 64
 BOTH_LAYOUTS_BYTES = 2 << 30
 # For one row on a GPU our kernel was measured, and was faster, from 33 MB on and with 896 inputs; between the two, with
 # 4,864 inputs and 9 MB, the BLAS library was.
-STREAMED_BYTES, FEW_INPUTS = 32 << 20, 2048
+STREAMED_BYTES, FEW_INPUTS = 32 << 20, 1024
 
 
 class Linear(Protocol):

@@ -86,8 +86,7 @@ class Decoder:
         residual = weights.embedding(batch.ids)
         if self._embedding_scale != 1.0:
             residual = residual * self._embedding_scale
-        normed = ops.norm(residual, weights.layers[0].input_norm, spec.norm_eps)
-        product = weights.layers[0].qkv(normed)
+        product = weights.layers[0].qkv(ops.norm(residual, weights.layers[0].input_norm, spec.norm_eps))
         angles, plan = self.ropes.angles(batch.positions, self.dtype), self._plans(batch, pool)
         recomputed = tuple(narrowing.quota for narrowing in batch.narrowings)
         for index, layer in enumerate(weights.layers):
@@ -128,13 +127,13 @@ class Decoder:
             if index + 1 == depth < spec.layers:
                 return StepOutput(residual[:0], recomputed, complete=False)
             if index == last:
-                normed, residual = ops.add_norm(added, residual, weights.norm, spec.norm_eps, first=layer.down_norm)
-            else:
-                following = weights.layers[index + 1]
-                product, residual = ops.normed_product(
-                    added, residual, following.input_norm, spec.norm_eps, following.qkv, first=layer.down_norm
-                )
-        return StepOutput(normed, recomputed)
+                normed, _ = ops.add_norm(added, residual, weights.norm, spec.norm_eps, first=layer.down_norm)
+                return StepOutput(normed, recomputed)
+            following = weights.layers[index + 1]
+            product, residual = ops.normed_product(
+                added, residual, following.input_norm, spec.norm_eps, following.qkv, first=layer.down_norm
+            )
+        raise AssertionError("a model without layers")
 
     def _plans(self, batch: StepBatch, pool: KVPool) -> Callable[[int | None], AttentionPlan]:
         """Attention for the batch by window, made when a layer first asks."""

@@ -17,7 +17,9 @@ _MANY = 6144  # outputs from which on programs of several outputs keep a card bu
 # Outputs of one program and its warps where the row is normed with it, for matrices of up to so many outputs and more:
 # the fastest of five on an H200 with 896 inputs, by a hundredth.
 _FEW, _SMALL, _LARGE = 2048, (1, 4), (2, 4)
-_NORMED = 2048  # inputs up to which each program norms all of the row for itself: it has them in one tile
+# Inputs up to which each program norms all of the row for itself. With more it would read about as much for that as of
+# the matrix; 896 were measured.
+_NORMED = 1024
 
 
 def one_row(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -110,7 +110,7 @@ class Outputs:
         self.give_up(sequence, PromptsluiceError(f"the output could not be delivered: {error}"))
 
     def give_up(self, sequence: Sequence, error: PromptsluiceError) -> None:
-        """End a request with `error`; nothing that its last step computed is kept."""
+        """End a request with `error`; nothing that it computed since it was last advanced is kept."""
         if sequence.phase is not Phase.DONE:
             self._scheduler.discard(sequence)
         try:

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 Pages = NDArray[np.int32]
 
-_ROOMY = 1024  # pages of a run in which there is room for more than one sequence that grows
+_ROOMY = 256  # pages of a run in which there is room for more than one sequence that grows
 
 
 class PageAllocator:
@@ -55,7 +55,7 @@ class PageAllocator:
 
     def _place(self, count: int) -> Pages:
         start, stop = self._roomy
-        if stop - start < max(_ROOMY, 2 * count) or self._refs[start:stop].any():
+        if stop - start < _ROOMY + 2 * count or self._refs[start:stop].any():
             starts, lengths = self._free_runs()
             longest = int(lengths.argmax())
             start, stop = int(starts[longest]), int(starts[longest] + lengths[longest])

@@ -104,7 +104,7 @@ class Scheduler:
         again = plan.sequences if plan else [self.admitting] if self.admitting else []
         self.admitting = None
         for sequence in again:
-            if sequence in self.running:  # nothing of the failed step is shared: what it loaded may be incomplete
+            if sequence in self.running:  # nothing more is shared: what the failed step loaded may be incomplete
                 sequence.furthest = max(sequence.furthest, sequence.computed)
                 self._requeue(sequence)
         return True
@@ -216,7 +216,7 @@ class Scheduler:
         sequence.stop(Phase.DONE)
 
     def discard(self, sequence: Sequence) -> None:
-        """Take a sequence out whose last step or admission failed: nothing that it computed since is kept."""
+        """Take a sequence out whose last step or admission failed: nothing that it computed since `advance` is kept."""
         if sequence is self.admitting:
             self.admitting = None
         if sequence in self.running:

@@ -63,8 +63,8 @@ class RunningTable:
         return self._device_pages
 
     def refresh(self, draw: Draw) -> None:
-        """Bring up to date on the device what a step reads there that draws so."""
-        if draw not in (Draw.HOST, Draw.LIKELIEST):
+        """Bring up to date on the device what a step reads there that draws so, or what is drawn from it."""
+        if draw is not Draw.LIKELIEST:
             self.sampling.refresh()
         if self._device_pages is not None and len(self._stale) == 1:  # one transfer, and no kernel
             row = next(iter(self._stale))

@@ -6,7 +6,7 @@ import os
 import pytest
 import torch
 from promptsluice.backend_engine.fused import FusedOps, HeadTurn, TorchOps
-from promptsluice.backend_engine.linear import PlainLinear
+from promptsluice.backend_engine.linear import PackedLinear, PlainLinear
 from promptsluice.backend_engine.native import NativeOps, NativePrefill, Unavailable, native_library
 from promptsluice.backend_engine.probe import Probe
 from promptsluice.backend_engine.rounded_kv import RoundedBlock, RoundedKV, Stored
@@ -101,14 +101,36 @@ def test_normed_product_rounds_as_its_steps_do(triton_ops: FusedOps, dtype: torc
     torch.testing.assert_close(product.double(), exact, rtol=2 * torch.finfo(dtype).eps, atol=1e-5)
 
 
-@pytest.mark.parametrize("rows", [1, 2])
-def test_normed_product_of_what_the_kernel_does_not_take(triton_ops: FusedOps, rows: int) -> None:
-    x, residual = torch.randn(2, rows, 2304, device=DEVICE)
-    weight, linear = torch.randn(2304, device=DEVICE), PlainLinear(torch.randn(8, 2304, device=DEVICE) / 48)
-    expected = TorchOps().normed_product(x, residual.clone(), weight, 1e-5, linear, activation="silu")
+@pytest.mark.parametrize("what", ["rows", "inputs", "strides", "dtype", "form"])
+def test_normed_product_of_what_the_kernel_does_not_take(
+    triton_ops: FusedOps, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_args: object, **_fields: object) -> None:
+        raise AssertionError("the kernel was given what it does not take")
+
+    module = importlib.import_module("promptsluice.backend_engine.fused_triton")
+    monkeypatch.setattr(module, "normed_row", refused)
+    rows, inputs = 2 if what == "rows" else 1, 1100 if what == "inputs" else 96
+    matrix = torch.randn(8, inputs, device=DEVICE) / inputs**0.5
+    if what == "strides":
+        matrix = matrix.T.contiguous().T
+    x, residual = torch.randn(2, rows, inputs, device=DEVICE)
+    weight, linear = torch.randn(inputs, device=DEVICE), PlainLinear(matrix)
+    if what == "dtype":
+        linear = Widened(matrix.double())
+    elif what == "form":
+        linear = PackedLinear(matrix, None, matrix)  # which has its own product of one row
+    expected = TorchOps().normed_product(x, residual.clone(), weight, 1e-5, PlainLinear(matrix), activation="silu")
     got = triton_ops.normed_product(x, residual.clone(), weight, 1e-5, linear, activation="silu")
     for mine, reference in zip(got, expected, strict=True):
         torch.testing.assert_close(mine, reference, rtol=1e-4, atol=1e-4)
+
+
+class Widened(PlainLinear):
+    """A matrix of another dtype than its rows."""
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return (x.double() @ self.weight.T).to(x.dtype)
 
 
 def rms(x: torch.Tensor) -> torch.Tensor:

@@ -1,5 +1,7 @@
 """The page allocator's counts and its preference for consecutive pages."""
 
+import random
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,12 +16,47 @@ def test_a_run_of_pages_is_consecutive_and_grows_in_place() -> None:
     assert allocator.alloc(1, after=int(second[-1])).tolist() == [second[-1] + 1]
 
 
+class Searching(PageAllocator):
+    """Counts how often it looked at the whole pool."""
+
+    searches = 0
+
+    def _free_runs(self) -> tuple[np.ndarray, np.ndarray]:
+        self.searches += 1
+        return super()._free_runs()
+
+
 def test_in_a_large_pool_sequences_have_room_to_grow_without_a_search_for_each() -> None:
-    allocator = PageAllocator(24_000)
+    allocator = Searching(24_000)
     firsts = np.sort([allocator.alloc(8)[0] for _ in range(64)])
-    assert firsts[0] == 0
+    assert firsts[0] == 0 and allocator.searches <= 16
     assert np.diff(firsts).min() >= 8 + 100, "some stand close together in a pool that is almost empty"
     assert 24_000 - firsts[-1] >= 108
+
+
+def test_a_long_sequence_is_not_put_where_it_has_no_room_to_grow() -> None:
+    allocator = PageAllocator(16_000)
+    for _ in range(3):
+        allocator.alloc(8)
+    pages = allocator.alloc(1_993)
+    behind = np.arange(pages[-1] + 1, pages[-1] + 1 + 500, dtype=np.int32)
+    assert pages[-1] + 500 < 16_000 and not allocator.refs(behind).any()
+
+
+def test_places_of_a_large_pool_are_nobody_elses_whatever_came_and_went() -> None:
+    dice, allocator, owners = random.Random(5), PageAllocator(9_000), list[np.ndarray]()
+    for _ in range(600):
+        action = dice.random()
+        if action < 0.5 and allocator.free >= 400:
+            owners.append(allocator.alloc(dice.choice((1, 3, 40, 400))))
+        elif action < 0.75 and owners:
+            place = dice.randrange(len(owners))
+            owners[place] = np.concatenate((owners[place], allocator.alloc(1, after=int(owners[place][-1]))))
+        elif owners:
+            allocator.unref(owners.pop(dice.randrange(len(owners))))
+        held = np.concatenate([np.empty(0, np.int32), *owners])
+        assert len(np.unique(held)) == len(held) == 9_000 - allocator.free
+        allocator.check()
 
 
 def test_fragments_are_used_when_no_run_is_long_enough() -> None:

@@ -6,9 +6,10 @@ from dataclasses import replace
 import pytest
 from promptsluice.backend_engine.loader import LoadedModel
 from promptsluice.backend_engine.types import SamplingParams
+from promptsluice.prompt.errors import PromptsluiceError
 
 from .driving import Collected, Reference, assert_as_far, assert_idle, finish, greedy, random_ids, tiny_engine, together
-from .eager import EagerSteps
+from .eager import EagerSteps, Ran
 
 
 @pytest.fixture
@@ -85,4 +86,53 @@ def test_a_pool_that_the_prefix_tree_fills_stops_nothing(
     ids = random_ids(9, 2)
     assert together(engine, greedy(ids, 20))[0].tokens == reference.greedy(ids, 20)
     assert steps.made.launches.total() >= 17
+    assert_idle(engine)
+
+
+class Failing(Recorder):
+    """Steps whose ids cannot be read at one launch, by its number."""
+
+    def __init__(self, error: Exception, *, at: int) -> None:
+        self.error, self.at, self.reads = error, at, 0
+
+    def __call__(self, *args: object, **fields: object) -> EagerSteps:
+        made, recorder = super().__call__(*args, **fields), self
+
+        class Unread(Ran):
+            def ids(self) -> list[int]:
+                recorder.reads += 1
+                if recorder.reads == recorder.at:
+                    raise recorder.error
+                return super().ids()
+
+        run = made.run
+        made.run = lambda *rows, draw: Unread(**vars(run(*rows, draw=draw)))  # pyright: ignore[reportAttributeAccessIssue]
+        return made
+
+
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("at", [1, 3])
+def test_a_step_whose_ids_cannot_be_read_costs_its_requests_and_nothing_else(
+    model: LoadedModel, reference: Reference, at: int, again: bool
+) -> None:
+    """A cached prompt's only row is launched, and the prefix tree is told, before the ids are read."""
+    ids = random_ids(48, 5)
+    steps = Failing(RuntimeError("lost"), at=at + 10_000)
+    engine = tiny_engine(model, single_rows=steps)
+    expected = reference.greedy(ids, 6)
+    assert together(engine, greedy(ids, 6))[0].tokens == expected
+    steps.reads, steps.at = 0, at
+    sink = Collected()
+    engine.add(greedy(ids, 6), sink)
+    with pytest.raises(RuntimeError, match="lost"):
+        finish(engine)
+    if again:
+        engine.relieve()
+        finish(engine)
+        assert sink.tokens == expected
+    else:
+        engine.fail(PromptsluiceError("lost"))
+        assert sink.error is not None and sink.error.message == "lost"
+    assert_idle(engine)
+    assert together(engine, greedy(ids, 6))[0].tokens == expected
     assert_idle(engine)

@@ -128,8 +128,9 @@ def test_constraints_fit_pyproject() -> None:
 
 
 @pytest.mark.parametrize("path", [*sources("benchmarks"), *sources("examples")], ids=lambda path: path.name)
-def test_what_benchmarks_and_examples_import_of_the_package_exists(path: Path) -> None:
-    """The type checker does not see the installed package from there, and most imports are inside functions."""
+def test_what_benchmarks_and_examples_import_from_the_package_exists(path: Path) -> None:
+    """The type checker does not see the installed package from there, and most imports are inside functions. What is
+    imported as a whole module is not looked into."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and not node.level and (node.module or "").split(".")[0] == "promptsluice":
             assert node.module is not None
