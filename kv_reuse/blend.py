@@ -172,12 +172,15 @@ class Reuser:
         progress: Callable[[int, int], object] | None = None,
         salt: str | None = None,
         priority: int = -1,
+        wanted: int | None = None,
     ) -> WarmReport:
         """Compute and store what is missing of `chunks` (token ids) after `anchor` (by default the sink of a middle
         length), at the engine's `priority`.
 
-        A few chunks at a time are computed together and made durable, so an interrupted run is resumed by calling
-        again. `progress(done, total)` counts distinct chunks. The engine's errors pass through.
+        `wanted` is the moment (`now`) from which on this is wanted, by default that of the call: a chunk that was
+        forgotten since is not computed, one that is forgotten meanwhile not kept. A few chunks at a time are computed
+        together and made durable, so an interrupted run is resumed by calling again. `progress(done, total)` counts
+        distinct chunks. The engine's errors pass through.
         """
         return self._warmer.warm(
             list(dict.fromkeys(tuple(chunk) for chunk in chunks)),
@@ -185,16 +188,21 @@ class Reuser:
             anchor=self._anchors.general if anchor is None else tuple(anchor),
             priority=priority,
             progress=progress,
+            wanted=self.now if wanted is None else wanted,
         )
+
+    @property
+    def now(self) -> int:
+        """The moment, as far as `forget` tells moments apart."""
+        return self._warmer.now
 
     def forget(self, chunks: Sequence[Sequence[int]], *, salt: str | None = None) -> int:
         """Delete the KV of `chunks`, under whatever anchors and in whatever dtypes; how many chunks there were."""
         salt = self._space(salt).salt
-        spaces = [KeySpace(kind, salt) for kind in self._kinds]
         distinct = {tuple(chunk) for chunk in chunks}
         for ids in distinct:
             self.finder.forget(ids, salt=salt)
-        return sum(sum(self._store.delete(space.key(ids)) for space in spaces) > 0 for ids in distinct)
+        return self._warmer.forget(distinct, [KeySpace(kind, salt) for kind in self._kinds])
 
     def stats(self) -> tuple[TierStats, ...]:
         """The store's counters, fastest tier first."""

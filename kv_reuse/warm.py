@@ -2,7 +2,7 @@
 
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -10,6 +10,7 @@ from ..backend_engine.rounded_kv import Block
 from ..backend_engine.types import GenerationRequest, KVBlock, Result, Reuse, ReusedSpan, SamplingParams
 from ..prompt.errors import ContextTooLong, Overloaded
 from .anchors import Anchor
+from .forgotten import Forgotten
 from .keys import ChunkKey, Ids, KeySpace
 from .rounding import ChunkDtype, kept
 from .store import ChunkStore, StoredChunk
@@ -30,8 +31,8 @@ class WarmReport:
     """Distinct chunks of one `warm`, by what became of them.
 
     `present` were stored, or being computed by another thread; `skipped` are shorter than is worth keeping or longer,
-    with their anchor, than the model's context or the engine's memory; `refused` were computed but the store did not
-    keep them.
+    with their anchor, than the model's context or the engine's memory, or were forgotten meanwhile; `refused` were
+    computed but the store did not keep them.
     """
 
     computed: int = 0
@@ -65,8 +66,14 @@ class Warmer:
         self._most = most
         self._dtype: ChunkDtype = dtype
         self._computing: set[ChunkKey] = set()
+        self._forgotten = Forgotten()
         self._anchors: OrderedDict[Anchor, KVBlock] = OrderedDict()  # least recently used first
         self._lock = threading.Lock()
+
+    @property
+    def now(self) -> int:
+        """See Reuser.now."""
+        return self._forgotten.now
 
     def warm(
         self,
@@ -76,24 +83,36 @@ class Warmer:
         anchor: Anchor,
         priority: int,
         progress: Callable[[int, int], object] | None,
+        wanted: int,
     ) -> WarmReport:
         """See Reuser.warm. `chunks` are distinct."""
         outcomes: Counter[str] = Counter()
         for batch in _batches(chunks, before=len(anchor)):
-            for outcome in self._warmed(batch, space, anchor, priority):
+            for outcome in self._warmed(batch, space, anchor, priority, wanted):
                 outcomes[outcome] += 1
                 if progress is not None:
                     progress(outcomes.total(), len(chunks))
         return WarmReport(**outcomes)
 
-    def _warmed(self, batch: Sequence[Ids], space: KeySpace, anchor: Anchor, priority: int) -> list[str]:
+    def forget(self, chunks: Iterable[Ids], spaces: Sequence[KeySpace]) -> int:
+        """Delete the chunks, under whatever anchors, in all these spaces; how many there were. What is being computed
+        of them, or is wanted since before, is not kept."""
+        keys = [[space.key(ids) for space in spaces] for ids in chunks]
+        names = [key.digest for some in keys for key in some]
+        self._forgotten.add(names)  # for whoever stores one meanwhile
+        count = sum(sum(map(self._store.delete, some)) > 0 for some in keys)
+        self._forgotten.add(names)  # for whoever still found one meanwhile, and wants it better
+        return count
+
+    def _warmed(self, batch: Sequence[Ids], space: KeySpace, anchor: Anchor, priority: int, wanted: int) -> list[str]:
         """What became of each chunk of the batch."""
         outcomes: dict[Ids, str] = {}
         claimed: dict[Ids, ChunkKey] = {}
         try:
             for ids in batch:
                 key = space.key(ids, anchor=anchor)
-                if not self._fewest <= len(ids) <= self._most - len(anchor):
+                fits = self._fewest <= len(ids) <= self._most - len(anchor)
+                if not fits or self._forgotten.since(key.digest, wanted):
                     outcomes[ids] = "skipped"
                 elif not self._claim(key):
                     outcomes[ids] = "present"
@@ -107,9 +126,13 @@ class Warmer:
                 flops = self._flops(len(ids), len(anchor))
                 chunk = StoredChunk(ids, kv, len(anchor), flops=flops) if kv else None
                 outcomes[ids] = self._kept(claimed[ids], chunk) if chunk else "skipped"
-                if outcomes[ids] == "computed":
-                    self._on_stored(ids, space)
             self._store.flush()
+            for ids in missing:
+                if self._forgotten.since(claimed[ids].digest, wanted):
+                    self._store.delete(claimed[ids])
+                    outcomes[ids] = "skipped"
+                elif outcomes[ids] == "computed":
+                    self._on_stored(ids, space)
         finally:
             with self._lock:
                 self._computing.difference_update(claimed.values())

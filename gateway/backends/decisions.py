@@ -31,7 +31,7 @@ def decided(
     Also how to have computed in the background what is missing, or could be better, for next time: to be called when
     the request has ended, for it would share the engine's steps with it.
     """
-    began = time.perf_counter()
+    began, moment = time.perf_counter(), room.reuser.now
     own, retrieve, ids = salts.tenant(call.tenant), call.policy.retrieve, tokens.encoded.ids
     about = {"tenant": call.tenant, "collection": "" if retrieve is None else retrieve.collection}
     blending = room.control.blending(call.policy, about["collection"])
@@ -47,7 +47,7 @@ def decided(
         prefix=known,
         promising=lambda places: room.control.promising(ids, places, call.policy, **about),
     )
-    learn = partial(_for_next_time, room, call, found, own, background)
+    learn = partial(_for_next_time, room, call, found, own, background, moment)
     if not found.wanted and known <= exact:
         return None, learn
     if not found.looked_up and known <= exact:
@@ -63,9 +63,10 @@ def decided(
     return taken, learn
 
 
-def _for_next_time(room: EngineRoom, call: Call, found: Reused, own: str, background: Background) -> None:
+def _for_next_time(room: EngineRoom, call: Call, found: Reused, own: str, background: Background, moment: int) -> None:
     """What is asked for again, or belongs to a collection, is computed even where the engine finds no idle time; what
-    would only be better, and a client's text that may never come again, are not."""
+    would only be better, and a client's text that may never come again, are not. Nor is what is forgotten after the
+    `moment` at which it was looked up."""
     until = time.monotonic() + _PATIENCE_S
 
     def later(job: Callable[[], object], *, anyway: bool) -> None:
@@ -74,16 +75,17 @@ def _for_next_time(room: EngineRoom, call: Call, found: Reused, own: str, backgr
     for salt, plan in found.plans:
         for wanted, anyway in ((plan.misses, True), (plan.poorer, False)):
             for anchor, chunks in plan.by_anchor(wanted).items():
-                later(partial(room.reuser.warm, chunks, anchor=anchor, salt=salt), anyway=anyway)
+                warm = partial(room.reuser.warm, chunks, anchor=anchor, salt=salt, wanted=moment)
+                later(warm, anyway=anyway)
     if any(segment.changed and segment.original is not None for segment in call.prompt.segments):
-        later(partial(_learn_originals, room, call, own), anyway=False)
+        later(partial(_learn_originals, room, call, own, moment), anyway=False)
     elif found.fresh:
-        later(partial(room.reuser.warm, found.fresh, salt=own), anyway=False)
+        later(partial(room.reuser.warm, found.fresh, salt=own, wanted=moment), anyway=False)
     if room.reuser.finder.stale(own):
         background.run(partial(room.reuser.finder.sync, own))
 
 
-def _learn_originals(room: EngineRoom, call: Call, own: str) -> None:
+def _learn_originals(room: EngineRoom, call: Call, own: str, moment: int) -> None:
     """Compute what is new in a rewritten prompt as it came: what was chosen of documents for one question will not come
     again, the documents may."""
     fields = {name: call.prompt.body[name] for name in ("tools",) if name in call.prompt.body}
@@ -99,7 +101,7 @@ def _learn_originals(room: EngineRoom, call: Call, own: str) -> None:
         prefix=room.service.known_tokens(tokens.encoded.ids, namespace=call.tenant),
         promising=lambda places: False,
     )
-    room.reuser.warm(found.fresh, salt=own)
+    room.reuser.warm(found.fresh, salt=own, wanted=moment)
 
 
 def _salt(salts: Salts, call: Call, segment: Segment) -> str:

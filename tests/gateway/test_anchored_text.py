@@ -95,6 +95,31 @@ def test_a_nearer_sink_is_computed_for_in_idle_time_from_the_second_sight_on(
     assert asked(room, "", lessons) == ([], [short])
 
 
+class Waiting(Lessons):
+    """Those that find no idle time yet."""
+
+    def done(self) -> list[bool]:
+        return []
+
+
+def test_what_waits_to_be_computed_does_not_bring_back_what_was_deleted(
+    room: EngineRoom, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(room.control, "promising", lambda *args, **options: True)
+    salt = Salts().tenant("")
+    for _ in range(2):
+        asked(room, "", Lessons())
+    text = f"<document>{DOCUMENT}</document>"
+    chunks = [match.chunk for match in room.reuser.finder.find(room.tokenizer.encode_plain(text), salt=salt)]
+    for served in (1, 0):  # it could be nearer; it is new
+        waiting = Waiting()
+        assert len(asked(room, "", waiting)[1]) == served and len(waiting.told) == 1
+        assert room.reuser.forget(chunks, salt=salt) == served
+        Lessons.done(waiting)
+        assert room.reuser.forget(chunks, salt=salt) == 0
+    assert asked(room, "", Lessons())[0] and room.reuser.forget(chunks, salt=salt) == 1, "it came again"
+
+
 @pytest.mark.parametrize(("memory", "sinks"), [("16MiB", 3), ("1MiB", 2), ("512KiB", 1)])
 def test_sinks_leave_room_in_the_engines_memory(folder: Path, memory: str, sinks: int) -> None:
     room = opened(folder, kv_memory=memory)

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from promptsluice.kv_reuse import (
     AUTO,
     ChunkKey,
     ChunkStore,
+    DiskStore,
     EmptyStore,
     KeySpace,
     KVDeviation,
@@ -25,6 +27,7 @@ from promptsluice.kv_reuse import (
     WarmReport,
     repositioned,
 )
+from promptsluice.kv_reuse.forgotten import Forgotten
 from promptsluice.kv_reuse.tiered import TieredStore
 from promptsluice.kv_reuse.warm import TOGETHER
 from promptsluice.prompt.errors import BadRequest, ConfigError, ContextTooLong, Overloaded
@@ -143,6 +146,60 @@ def test_a_chunk_is_computed_by_one_thread_at_a_time():
     go.set()
     first.join()
     assert len(slow.seen) == 1
+
+
+def test_what_is_forgotten_while_it_waits_or_is_computed_is_not_kept(tmp_path: Path):
+    started, go = threading.Event(), threading.Event()
+
+    class Slow(Prefiller):
+        def run(self, request: GenerationRequest) -> Result:
+            if request.ids == B:
+                started.set()
+                assert go.wait(10)
+            return super().run(request)
+
+    slow = Slow()
+    store = TieredStore(DiskStore(tmp_path, 1 << 24), ram_budget=1 << 20)
+    reuser = Reuser(slow, store, spec=SPEC, fingerprint="model", min_tokens=4)
+    before = reuser.now
+    reuser.warm([A])
+    assert reuser.forget([A]) == 1
+    assert reuser.warm([A, C], wanted=before) == WarmReport(computed=1, skipped=1), "a lesson that waited"
+    assert reuser.warm([A], wanted=before, salt="other") == WarmReport(computed=1)
+    assert reuser.warm([A], wanted=reuser.now) == WarmReport(computed=1), "it came again"
+    reports: list[WarmReport] = []
+    computing = threading.Thread(target=lambda: reports.append(reuser.warm([A, B, C])))
+    computing.start()
+    assert started.wait(10)
+    assert reuser.forget([B]) == 0
+    go.set()
+    computing.join()
+    assert reports == [WarmReport(present=2, skipped=1)]
+    key = KeySpace("model").key(B)
+    assert not store.contains(key) and not list(tmp_path.glob(f"{key.digest}*"))
+    assert reuser.plan([*B, 1], [(0, len(B))]).misses == (B,)
+
+
+def test_who_found_a_chunk_while_it_was_deleted_does_not_compute_it_again():
+    class Watched(RamStore):
+        def delete(self, key: ChunkKey) -> int:
+            moments.append(reuser.now)
+            return super().delete(key)
+
+    moments: list[int] = []
+    reuser, _ = make(Watched(1 << 20))
+    reuser.warm([A])
+    reuser.forget([A])
+    assert reuser.warm([A], wanted=moments[0]) == WarmReport(skipped=1)
+
+
+def test_what_was_forgotten_too_long_ago_to_be_known_counts_as_forgotten():
+    forgotten = Forgotten(most=2)
+    forgotten.add(["a"])
+    assert [forgotten.since(name, 0) for name in "ab"] == [True, False] and not forgotten.since("a", 1)
+    forgotten.add("bc")
+    assert forgotten.now == 2 and forgotten.since("d", 0) and not forgotten.since("d", 1)
+    assert forgotten.since("b", 1) and not forgotten.since("b", 2)
 
 
 def test_plan_places_hits_and_names_misses():
