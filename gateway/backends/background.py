@@ -6,7 +6,7 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
@@ -23,13 +23,14 @@ _LOOK_S = 0.01
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lesson:
     """Something to be done as soon as nothing else is to be done; when the monotonic clock reads `until`, `anyway` or
-    never.
+    never. `about` names what it is of, as far as that is known.
     """
 
     job: Callable[[], object]
     idle: Callable[[], bool]
     until: float
     anyway: bool
+    about: frozenset[Hashable] = frozenset()
 
     def due(self) -> bool | None:
         """Whether it is to be done; None where that is not known yet."""
@@ -39,14 +40,14 @@ class Lesson:
 
 
 class Background:
-    """Runs jobs in the order in which they come. Lessons wait apart, the last `_LESSONS` of them, and give way to jobs
+    """Runs jobs in the order in which they come. Lessons wait apart, at most `_LESSONS` of them, and give way to jobs
     for as long as there are any. `what` names them in the log.
     """
 
     def __init__(self, what: str) -> None:
         self._what = what
         self._workers = Workers("warming", threads=1, waiting=1 << 30)
-        self._lessons: deque[Lesson] = deque(maxlen=_LESSONS)
+        self._lessons: deque[Lesson] = deque()
         self._lock = threading.Lock()
         self._learning = self._closed = False
 
@@ -62,9 +63,14 @@ class Background:
                 self._submit(job)
 
     def learn(self, lesson: Lesson) -> None:
-        """Have it done in idle time; where there is no room the oldest one is forgotten."""
+        """Have it done in idle time, unless it is about nothing but what waits already. Where there is no room the
+        oldest one is forgotten, of those that need not be done while there are any."""
         with self._lock:
+            if lesson.about and lesson.about <= self._awaited(anyway=lesson.anyway):
+                return
             self._lessons.append(lesson)
+            if len(self._lessons) > _LESSONS:
+                self._lessons.remove(next((one for one in self._lessons if not one.anyway), self._lessons[0]))
             if not self._learning and not self._closed:
                 self._learning = True
                 self._submit(self._learn)
@@ -74,6 +80,10 @@ class Background:
         with self._lock:
             self._closed = True
         self._workers.close()
+
+    def _awaited(self, *, anyway: bool) -> set[Hashable]:
+        """What lessons are about that wait, and, if so, will be done `anyway`."""
+        return set().union(*(one.about for one in self._lessons if one.anyway or not anyway))
 
     def _submit(self, job: Callable[[], object]) -> None:
         self._workers.submit(job).add_done_callback(lambda done: log_outcome(done, self._what))

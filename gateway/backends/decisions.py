@@ -5,7 +5,7 @@ Blocking; imports torch.
 
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 
 from ...kv_reuse.blend import SpanHit
@@ -69,18 +69,20 @@ def _for_next_time(room: EngineRoom, call: Call, found: Reused, own: str, backgr
     `moment` at which it was looked up."""
     until = time.monotonic() + _PATIENCE_S
 
-    def later(job: Callable[[], object], *, anyway: bool) -> None:
-        background.learn(Lesson(job=job, idle=lambda: room.service.idle, until=until, anyway=anyway))
+    def later(job: Callable[[], object], *about: Hashable, anyway: bool) -> None:
+        idle, named = lambda: room.service.idle, frozenset(about)
+        background.learn(Lesson(job=job, idle=idle, until=until, anyway=anyway, about=named))
 
     for salt, plan in found.plans:
         for wanted, anyway in ((plan.misses, True), (plan.poorer, False)):
             for anchor, chunks in plan.by_anchor(wanted).items():
                 warm = partial(room.reuser.warm, chunks, anchor=anchor, salt=salt, wanted=moment)
-                later(warm, anyway=anyway)
+                later(warm, *((salt, anchor, chunk, moment) for chunk in chunks), anyway=anyway)
     if any(segment.changed and segment.original is not None for segment in call.prompt.segments):
         later(partial(_learn_originals, room, call, own, moment), anyway=False)
     elif found.fresh:
-        later(partial(room.reuser.warm, found.fresh, salt=own, wanted=moment), anyway=False)
+        warm = partial(room.reuser.warm, found.fresh, salt=own, wanted=moment)
+        later(warm, *((own, chunk, moment) for chunk in found.fresh), anyway=False)
     if room.reuser.finder.stale(own):
         background.run(partial(room.reuser.finder.sync, own))
 

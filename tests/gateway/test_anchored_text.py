@@ -1,7 +1,7 @@
 """Which sinks a room has, and when a chunk is computed once more behind a nearer one; on a tiny engine."""
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +93,20 @@ def test_a_nearer_sink_is_computed_for_in_idle_time_from_the_second_sight_on(
     served = [asked(room, filled, lessons)[1] for _ in range(3)]
     assert [found[-1] for found in served] == [middle, middle, long]
     assert asked(room, "", lessons) == ([], [short])
+
+
+def test_a_lesson_names_what_it_is_about(room: EngineRoom, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room.control, "promising", lambda *args, **options: True)
+    told: list[list[frozenset[Hashable]]] = []
+    for learning in (True, False):  # what is new; where it could be nearer
+        waiting = Waiting()
+        for _ in range(3):
+            asked(room, "", waiting)
+        told.append([lesson.about for lesson in waiting.told])
+        asked(room, "", Lessons() if learning else waiting)
+    (new, *more), (nearer, *again) = told
+    assert new and more == [new] * 2 and nearer and again == [nearer]
+    assert len(new) == len(nearer) and not new & nearer
 
 
 class Waiting(Lessons):

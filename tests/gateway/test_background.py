@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 from promptsluice.gateway.backends.background import Background, Lesson
@@ -18,9 +19,15 @@ def background() -> Iterator[Background]:
 
 
 def lesson(
-    job: Callable[[], object], *, idle: Callable[[], bool] = lambda: False, wait_s: float = LONG_S, anyway: bool = False
+    job: Callable[[], object],
+    *,
+    idle: Callable[[], bool] = lambda: False,
+    wait_s: float = LONG_S,
+    anyway: bool = False,
+    about: str = "",
 ) -> Lesson:
-    return Lesson(job=job, idle=idle, until=time.monotonic() + wait_s, anyway=anyway)
+    """`about`: a letter for each thing."""
+    return Lesson(job=job, idle=idle, until=time.monotonic() + wait_s, anyway=anyway, about=frozenset(about))
 
 
 def drained(background: Background) -> None:
@@ -51,6 +58,46 @@ def test_jobs_do_not_wait_for_lessons(background: Background) -> None:
     quiet.set()
     drained(background)
     assert learned.is_set()
+
+
+def test_lessons_that_need_not_be_done_make_room_first(background: Background) -> None:
+    quiet, done = threading.Event(), list[str]()
+    for number in range(100):
+        for name, anyway in (("needed", number < 40), ("better", False)):
+            job = partial(done.append, f"{name} {number}")
+            background.learn(lesson(job, idle=quiet.is_set, anyway=anyway))
+    quiet.set()
+    drained(background)
+    assert done[:40] == [f"needed {number}" for number in range(40)], "the oldest of all, and yet not forgotten"
+    assert done[40:] == [f"{name} {number}" for number in range(88, 100) for name in ("needed", "better")]
+    quiet.clear()
+    for number in range(100):
+        background.learn(lesson(partial(done.append, f"{number}"), idle=quiet.is_set, anyway=True))
+    quiet.set()
+    drained(background)
+    assert done[64:] == [f"{number}" for number in range(36, 100)]
+
+
+def test_a_lesson_about_what_waits_already_is_not_queued(background: Background) -> None:
+    quiet, done = threading.Event(), list[str]()
+    for name, about, anyway in (
+        ("first", "ab", False),
+        ("same", "ab", False),
+        ("part", "b", False),
+        ("more", "bc", False),
+        ("of both", "ac", False),
+        ("needed", "a", True),
+        ("needed again", "a", True),
+        ("unnamed", "", False),
+        ("unnamed again", "", False),
+    ):
+        background.learn(lesson(partial(done.append, name), idle=quiet.is_set, anyway=anyway, about=about))
+    quiet.set()
+    drained(background)
+    assert done == ["first", "more", "needed", "unnamed", "unnamed again"]
+    background.learn(lesson(partial(done.append, "later"), idle=quiet.is_set, about="ab"))
+    drained(background)
+    assert done[-1] == "later"
 
 
 def test_what_must_be_done_finds_room(background: Background) -> None:
