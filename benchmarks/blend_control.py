@@ -220,7 +220,7 @@ def run(options: argparse.Namespace, console: Console) -> None:
     finally:
         service.stop()
     console.print(table_of(seen, kinds, options.ways))
-    console.print(summary(seen))
+    console.print(summary(seen, kinds))
 
 
 def table_of(seen: Seen, kinds: list[str], ways: list[str]) -> Table:
@@ -232,7 +232,7 @@ def table_of(seen: Seen, kinds: list[str], ways: list[str]) -> Table:
     return table
 
 
-def summary(seen: Seen) -> str:
+def summary(seen: Seen, kinds: list[str]) -> str:
     ways = ", ".join(f"{way} {count}" for way, count in sorted(seen.ways.items()))
     lines = [f"decided where there are chunks: {ways}"]
     if seen.errors:
@@ -240,8 +240,9 @@ def summary(seen: Seen) -> str:
     if seen.ttft[FULL] and seen.ttft[CONTROLLED]:
         share = sum(seen.ttft[CONTROLLED]) / sum(seen.ttft[FULL])
         slower = [one / other for one, other in zip(seen.ttft[CONTROLLED], seen.ttft[FULL], strict=True)]
+        worst, kind = max(zip(slower, kinds, strict=True))
         lines.append(
-            f"controller / full prefill: {share:.3f} of the sums (at most 1.03), worst prompt {max(slower):.2f}"
+            f"controller / full prefill: {share:.3f} of the sums (at most 1.03), worst prompt {worst:.2f} ({kind})"
         )
     return "\n".join(lines)
 
