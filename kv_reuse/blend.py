@@ -3,6 +3,7 @@
 Which texts are chunks the caller knows, or `finder` does. Not here: the blended forward itself (the engine's).
 """
 
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -23,7 +24,7 @@ from .reposition import repositioned, require_movable
 from .rounding import ChunkDtype, chosen_dtype, chunk_fingerprint, chunk_fingerprints
 from .selectors import AUTO, Repair
 from .store import ChunkStore, StoredChunk, TierStats
-from .warm import Prefiller, Warmer, WarmReport
+from .warm import PLACES, SHARE, Prefiller, Warmer, WarmReport
 
 MODES = ("off", "prefix", "reuse", "blend")
 """Nothing, the engine's prefix tree alone, chunks as they are, chunks with selective recompute."""
@@ -64,9 +65,11 @@ class Reuser:
     """Plans the reuse of stored chunks and fills the store, for one model.
 
     `salt` separates tenants; a call may name another one than the reuser's own. `sinks` are anchors of different
-    lengths that serve any prompt. Chunks under `min_tokens` are neither looked up nor stored: loading and moving them
-    costs about what computing them does. `breaks` says behind which tokens text may be cut (see Finder). Chunks are
-    kept in `dtype`; those of another one are not found. `fingerprint` is that of the model's KV.
+    lengths that serve any prompt; chunks are computed after those of at most `longest_sink` tokens (None: any), or the
+    shortest, and looked up under all. `memory` is how many tokens the engine's KV memory holds (None: enough). Chunks
+    under `min_tokens` are neither looked up nor stored: loading and moving them costs about what computing them does.
+    `breaks` says behind which tokens text may be cut (see Finder). Chunks are kept in `dtype`; those of another one are
+    not found. `fingerprint` is that of the model's KV.
     Raises ConfigError for a model whose rope type cannot be moved. All methods block on the store or on the engine:
     call them from worker threads.
     """
@@ -80,6 +83,8 @@ class Reuser:
         fingerprint: str,
         salt: str = "",
         sinks: Sequence[Sequence[int]] = (),
+        longest_sink: int | None = None,
+        memory: int | None = None,
         min_tokens: int = 32,
         breaks: Breaks | None = None,
         device: str = "cpu",
@@ -96,14 +101,16 @@ class Reuser:
         self._ropes = LayerRopes(spec.ropes, device)
         self._fingerprint = fingerprint
         self._salt = salt
-        self._anchors = Anchors(sinks)
+        room = spec.max_context if memory is None else min(spec.max_context, memory)
+        self._anchors = Anchors(sinks, room=room, longest=sys.maxsize if longest_sink is None else longest_sink)
         self._lookup = Lookup(store, self._anchors)
         self._min_tokens = min_tokens
         self._warmer = Warmer(
             service,
             store,
             fewest=min_tokens,
-            most=spec.max_context,
+            most=room,
+            places=PLACES if memory is None else min(PLACES, memory // SHARE),
             dtype=dtype,
             flops=lambda tokens, before: prefill_flops(spec, tokens, before=before),
             on_stored=lambda ids, space: self.finder.know(ids, salt=space.salt),
@@ -174,18 +181,22 @@ class Reuser:
         priority: int = -1,
         wanted: int | None = None,
     ) -> WarmReport:
-        """Compute and store what is missing of `chunks` (token ids) after `anchor` (by default the sink of a middle
-        length), at the engine's `priority`.
+        """Compute and store what is missing of `chunks` (token ids) after `anchor`, at the engine's `priority`. By
+        default, for nobody knows where they will stand, that is the sink of a middle length, or a shorter one that
+        leaves room, and only what is stored after no sink is missing.
 
         `wanted` is the moment (`now`) from which on this is wanted, by default that of the call: a chunk that was
         forgotten since is not computed, one that is forgotten meanwhile not kept. A few chunks at a time are computed
         together and made durable, so an interrupted run is resumed by calling again. `progress(done, total)` counts
         distinct chunks. The engine's errors pass through.
         """
+        by_anchor: dict[Anchor, list[Ids]] = defaultdict(list)
+        for ids in dict.fromkeys(tuple(chunk) for chunk in chunks):
+            by_anchor[self._anchors.general(len(ids)) if anchor is None else tuple(anchor)].append(ids)
         return self._warmer.warm(
-            list(dict.fromkeys(tuple(chunk) for chunk in chunks)),
+            by_anchor,
             space=self._space(salt),
-            anchor=self._anchors.general if anchor is None else tuple(anchor),
+            instead=self._anchors.sinks if anchor is None else (),
             priority=priority,
             progress=progress,
             wanted=self.now if wanted is None else wanted,

@@ -27,7 +27,8 @@ class Looked(NamedTuple):
 class _Wish(NamedTuple):
     """The `keys` of a chunk under the `anchors` that fit it, best first, of which the first `own` are the prompt's own.
 
-    That at `best` is worth computing the chunk after; `again`: it came before where the best sink of these is nearest.
+    That at `best` is worth computing the chunk after; `again`: it came before where the same sink is, of those after
+    which it can be computed, the nearest.
     """
 
     anchors: tuple[Anchor, ...]
@@ -77,11 +78,12 @@ class Lookup:
         for place in places:  # the rows of a chunk's middle have seen what is before it in the chunk, too
             before.setdefault(place.chunk, max(0, place.start - place.offset))
         fitting = {ids: self._anchors.fitting(tokens, own) for ids, tokens in before.items()}
-        best = 0 if own and _times(self._own_seen, (space.salt, own[0]), sight) > 1 else len(own)
+        first = 0 if own and _times(self._own_seen, (space.salt, own[0]), sight) > 1 else len(own)
         wishes: dict[Ids, _Wish] = {}
         for ids, keys in space.keys(fitting).items():
+            best = self._anchors.computed_after(fitting[ids], len(ids), first=first)
             choice = len(keys) - len(own) > 2  # of several sinks; the last key is bare
-            again = choice and _times(self._near_seen, _mark(keys[len(own)]), sight) > 1
+            again = choice and _times(self._near_seen, _mark(keys[max(best, len(own))]), sight) > 1
             wishes[ids] = _Wish(fitting[ids], keys, len(own), best, again)
         return wishes
 
@@ -91,7 +93,7 @@ class Lookup:
         That is the best one; for whoever comes the first time also the nearest sink there, for that a nearer one exists
         is not likely enough to ask slow tiers for it.
         """
-        last = 1 if wish.own or wish.again else max(1, len(wish.keys) - 1)
+        last = 1 if wish.own else wish.best + 1 if wish.again else max(1, len(wish.keys) - 1)
         return next((rank for rank in range(last) if self._store.at_hand(wish.keys[rank])), None)
 
     def _best(self, ids: Ids, keys: Sequence[ChunkKey], first: int = 0) -> tuple[StoredChunk, int] | None:

@@ -2,7 +2,7 @@
 
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -17,6 +17,7 @@ from .store import ChunkStore, StoredChunk
 
 TOGETHER, TOKENS = 8, 2048  # chunks, and tokens of them, that are in the engine at a time
 PLACES = 8192  # that they take there with their anchors, which would else drive prefixes out of the engine's memory
+SHARE = 4  # of that memory they take one part in so many, or what one chunk takes
 _ANCHORS = 4  # whose KV is held
 
 
@@ -30,9 +31,9 @@ class Prefiller(Protocol):
 class WarmReport:
     """Distinct chunks of one `warm`, by what became of them.
 
-    `present` were stored, or being computed by another thread; `skipped` are shorter than is worth keeping or longer,
-    with their anchor, than the model's context or the engine's memory, or were forgotten meanwhile; `refused` were
-    computed but the store did not keep them.
+    `present` were stored, if nobody said after which anchor under another sink, or being computed by another thread;
+    `skipped` are shorter than is worth keeping or longer, with their anchor, than the model's context or the engine's
+    memory, or were forgotten meanwhile; `refused` were computed but the store did not keep them.
     """
 
     computed: int = 0
@@ -51,11 +52,13 @@ class Warmer:
         *,
         fewest: int,
         most: int,
+        places: int = PLACES,
         dtype: ChunkDtype = "model",
         flops: Callable[[int, int], float] = lambda tokens, before: 0.0,
         on_stored: Callable[[Ids, KeySpace], object] = lambda ids, space: None,
     ) -> None:
-        """`fewest` tokens of a chunk are worth keeping; with its anchor it has at `most` so many. Chunks are kept in
+        """`fewest` tokens of a chunk are worth keeping; with its anchor it has at `most` so many. At a time they
+        take so many `places` in the engine, or what one of them takes. Chunks are kept in
         `dtype`, not `auto`. `flops` is what computing so many tokens behind others takes; `on_stored` is told of each
         chunk that the store has."""
         self._flops = flops
@@ -64,6 +67,7 @@ class Warmer:
         self._store = store
         self._fewest = fewest
         self._most = most
+        self._places = places
         self._dtype: ChunkDtype = dtype
         self._computing: set[ChunkKey] = set()
         self._forgotten = Forgotten()
@@ -77,21 +81,25 @@ class Warmer:
 
     def warm(
         self,
-        chunks: Sequence[Ids],
+        chunks: Mapping[Anchor, Sequence[Ids]],
         *,
         space: KeySpace,
-        anchor: Anchor,
+        instead: Sequence[Anchor],
         priority: int,
         progress: Callable[[int, int], object] | None,
         wanted: int,
     ) -> WarmReport:
-        """See Reuser.warm. `chunks` are distinct."""
+        """See Reuser.warm. `chunks` are distinct, by the anchor that each is to be computed after; who is stored after
+        one of those `instead` is present."""
         outcomes: Counter[str] = Counter()
-        for batch in _batches(chunks, before=len(anchor)):
-            for outcome in self._warmed(batch, space, anchor, priority, wanted):
-                outcomes[outcome] += 1
-                if progress is not None:
-                    progress(outcomes.total(), len(chunks))
+        total = sum(map(len, chunks.values()))
+        for anchor, some in chunks.items():
+            anchors = (anchor, *(one for one in instead if one != anchor))
+            for batch in _batches(some, before=len(anchor), places=self._places):
+                for outcome in self._warmed(batch, space, anchors, priority, wanted):
+                    outcomes[outcome] += 1
+                    if progress is not None:
+                        progress(outcomes.total(), total)
         return WarmReport(**outcomes)
 
     def forget(self, chunks: Iterable[Ids], spaces: Sequence[KeySpace]) -> int:
@@ -104,13 +112,17 @@ class Warmer:
         self._forgotten.add(names)  # for whoever still found one meanwhile, and wants it better
         return count
 
-    def _warmed(self, batch: Sequence[Ids], space: KeySpace, anchor: Anchor, priority: int, wanted: int) -> list[str]:
-        """What became of each chunk of the batch."""
+    def _warmed(
+        self, batch: Sequence[Ids], space: KeySpace, anchors: Sequence[Anchor], priority: int, wanted: int
+    ) -> list[str]:
+        """What became of each chunk of the batch: it is computed after the first of `anchors` unless it is stored under
+        any of them."""
+        anchor, keys = anchors[0], space.keys(dict.fromkeys(batch, anchors))
         outcomes: dict[Ids, str] = {}
         claimed: dict[Ids, ChunkKey] = {}
         try:
             for ids in batch:
-                key = space.key(ids, anchor=anchor)
+                key = keys[ids][0]
                 fits = self._fewest <= len(ids) <= self._most - len(anchor)
                 if not fits or self._forgotten.since(key.digest, wanted):
                     outcomes[ids] = "skipped"
@@ -118,7 +130,7 @@ class Warmer:
                     outcomes[ids] = "present"
                 else:
                     claimed[ids] = key
-                    if self._store.contains(key):
+                    if any(map(self._store.contains, keys[ids])):
                         outcomes[ids] = "present"
                         self._on_stored(ids, space)
             missing = [ids for ids in batch if ids not in outcomes]
@@ -196,12 +208,12 @@ def _owned(result: Result, *, skip: int, dtype: ChunkDtype) -> Block:
     return kept(result.kv.part(skip), dtype)
 
 
-def _batches(chunks: Sequence[Ids], *, before: int) -> Iterator[list[Ids]]:
+def _batches(chunks: Sequence[Ids], *, before: int, places: int) -> Iterator[list[Ids]]:
     """In order, as many as may be together behind an anchor of `before` tokens each, and at least one."""
     batch: list[Ids] = []
     for ids in chunks:
         more, tokens = len(batch) + 1, sum(map(len, batch)) + len(ids)
-        if batch and (more > TOGETHER or tokens > TOKENS or tokens + more * before > PLACES):
+        if batch and (more > TOGETHER or tokens > TOKENS or tokens + more * before > places):
             yield batch
             batch = []
         batch.append(ids)

@@ -36,7 +36,7 @@ from ...policies.schema import EmbeddedBackend
 from ...prompt import BadRequest, ConfigError, Prompt, Segment
 from .generations import refuse_hopeless
 from .reuse_control import ReuseControl
-from .sinks import sinks_of
+from .sinks import longest_sink, sinks_of
 
 log = logging.getLogger(__name__)
 
@@ -99,6 +99,7 @@ class EngineRoom:
             queue_timeout_s=spec.queue_timeout,
         )
         fingerprint = kv_fingerprint(model.fingerprint, spec.kv_dtype)
+        context = model.spec.max_context
         plain = Tokenizer.from_str(model.tokenizer.backend.to_str())
         plain.encode_special_tokens = True
         room = cls(
@@ -110,7 +111,9 @@ class EngineRoom:
                 store,
                 spec=model.spec,
                 fingerprint=fingerprint,
-                sinks=sinks_of(model.tokenizer, room=engine.max_tokens),
+                sinks=sinks_of(model.tokenizer, room=context),  # whatever this gateway has memory for
+                longest_sink=longest_sink(min(context, spec.context_limit or context)),
+                memory=engine.allocator.pages * engine.options.page_size,
                 breaks=breaks_in(model.tokenizer),
                 device=device,
                 dtype=chunk_dtype,

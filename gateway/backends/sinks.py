@@ -17,7 +17,7 @@ Each rung may cost one more stored copy of a chunk. What was measured (docs/kv_r
 of about this range; these three of it were not, nor longer ones.
 """
 
-_PART = 5  # a sink may take one part in so many of the room; the others are for chunks, and for prompts
+_PART = 5  # a sink may take one part in so many of a prompt; the others are for chunks
 
 
 @dataclass(frozen=True)
@@ -32,15 +32,21 @@ def sinks_of(tokenizer: ChatTokenizer, *, room: int, before: Sequence[Mapping[st
     the messages `before`; the shortest one first.
 
     Those that are not too long for the `room`, the tokens of a prompt. If none fits that, what the chat template begins
-    with; nothing where there is no chat template.
+    with; nothing where there is no chat template. Whoever shares a store should say the same room, that of the model,
+    or they miss each other's chunks.
     """
     if not tokenizer.has_template:
         return []
     documents = [*DOCUMENTS[: LADDER[-1]], "."]
     block = render_block([_Document(text) for text in documents])
     starts = _before_each(tokenizer, before, [(text, source is not None) for text, source in block])
-    sinks = [starts[documents] for documents in LADDER if len(starts.get(documents, ())) * _PART <= room]
+    sinks = [starts[documents] for documents in LADDER if len(starts.get(documents, ())) <= longest_sink(room)]
     return sinks or list(_before_each(tokenizer, before, [(".", True)]).values())
+
+
+def longest_sink(room: int) -> int:
+    """How many tokens a sink may have, for prompts of at most `room`."""
+    return room // _PART
 
 
 def _before_each(

@@ -162,4 +162,5 @@ def _warmed(
             done = room.reuser.warm(ids, salt=salt, progress=lambda at, of: shown.update(task, completed=at, total=of))
     finally:
         room.service.stop(0)
-    return f"{done.computed} computed, {done.present} there before, {done.skipped} too short, {done.refused} refused"
+    kept = f"{done.computed} computed, {done.present} there before"
+    return f"{kept}, {done.skipped} too short or too long, {done.refused} refused"

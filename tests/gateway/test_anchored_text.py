@@ -134,16 +134,22 @@ def test_what_waits_to_be_computed_does_not_bring_back_what_was_deleted(
     assert asked(room, "", Lessons())[0] and room.reuser.forget(chunks, salt=salt) == 1, "it came again"
 
 
-@pytest.mark.parametrize(("memory", "sinks"), [("16MiB", 3), ("1MiB", 2), ("512KiB", 1)])
-def test_sinks_leave_room_in_the_engines_memory(folder: Path, memory: str, sinks: int) -> None:
-    room = opened(folder, kv_memory=memory)
+@pytest.mark.parametrize(("fields", "general"), [({"kv_memory": "512KiB"}, 1), ({"context_limit": 2000}, 0)])
+def test_gateways_with_less_memory_or_shorter_prompts_find_what_others_computed(
+    folder: Path, fields: dict[str, object], general: int
+) -> None:
+    room = opened(folder, **fields)
     try:
-        known = sinks_of(room.tokenizer, room=8192)[:sinks]
-        assert sinks_of(room.tokenizer, room=room.limit) == known
-        room.warm([DOCUMENT], salt="")
+        sinks = sinks_of(room.tokenizer, room=8192)
         ids = room.tokenizer.encode_plain(DOCUMENT)
-        plan = room.reuser.plan([*ids, 1], [(0, len(ids))], sight=False)
-        assert [hit.anchor for hit in plan.hits] == [len(known[sinks // 2])]
+        room.warm([DOCUMENT], salt="")
+        plans = [room.reuser.plan([*ids, 1], [(0, len(ids))], sight=False)]
+        for sink in sinks:
+            assert room.reuser.warm([ids], anchor=sink, salt=f"{len(sink)}").computed == 1
+            plans.append(room.reuser.plan([*ids, 1], [(0, len(ids))], salt=f"{len(sink)}", sight=False))
+        assert [[hit.anchor for hit in plan.hits] for plan in plans] == [
+            [len(sink)] for sink in (sinks[general], *sinks)
+        ]
     finally:
         room.control.close()
         room.service.stop()

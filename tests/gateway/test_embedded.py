@@ -70,7 +70,7 @@ def test_chunks_are_computed_after_beginnings_of_chats_with_more_and_more_prose(
     sinks = sinks_of(tokenizer, room=8192)
     assert [len(sink) for sink in sinks] == [236, 697, 1350] and len(sinks[-1]) < MOST_TOKENS
     assert all(longer[: len(sink)] == sink for sink, longer in pairwise(sinks))
-    assert Anchors(sinks).general == sinks[1]
+    assert Anchors(sinks).general() == sinks[1]
     for sink, documents in zip(sinks, LADDER, strict=True):
         text = tokenizer.decode(sink)
         assert [document.strip() in text for document in DOCUMENTS] == [n < documents for n in range(len(DOCUMENTS))]

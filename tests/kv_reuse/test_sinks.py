@@ -4,13 +4,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from promptsluice.kv_reuse import ChunkKey, KeySpace, Match, RamStore, ReusePlan
+from promptsluice.backend_engine.types import GenerationRequest
+from promptsluice.kv_reuse import ChunkKey, KeySpace, Match, RamStore, ReusePlan, WarmReport
 from promptsluice.kv_reuse.anchors import BARE, MOST_TOKENS, Anchors
 from promptsluice.kv_reuse.sights import Sights
 from promptsluice.kv_reuse.tiered import TieredStore
 from promptsluice.kv_reuse.warm import PLACES, TOGETHER
 
-from .test_reuser import SPEC, A, B, make
+from .test_reuser import SPEC, A, B, Prefiller, make
 
 SHORT, MIDDLE, LONG = (1, 2), (1, 2, 3, 4, 5, 6), (1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3)
 SINKS = (MIDDLE, LONG, SHORT)
@@ -24,6 +25,11 @@ def at(place: int, *chunks: tuple[int, ...]) -> tuple[list[int], list[tuple[int,
         spans.append((len(ids), len(chunk)))
         ids += chunk
     return [*ids, 98], spans
+
+
+def after(prefiller: Prefiller) -> list[GenerationRequest]:
+    """The requests for chunks, not those for anchors alone."""
+    return [request for request in prefiller.seen if request.ids not in SINKS]
 
 
 def anchors(plan: ReusePlan) -> list[int]:
@@ -50,9 +56,75 @@ def test_the_sink_that_is_about_as_long_as_what_stands_before_the_chunk_comes_fi
 
 
 def test_the_general_sink_is_the_middle_one() -> None:
-    generals = [Anchors(sinks).general for sinks in (SINKS, (LONG, SHORT), (SHORT, ()), ())]
+    generals = [Anchors(sinks).general() for sinks in (SINKS, (LONG, SHORT), (SHORT, ()), ())]
     assert generals == [MIDDLE, LONG, SHORT, BARE]
     assert Anchors(()).fitting(7) == (BARE,)
+
+
+@pytest.mark.parametrize(
+    ("room", "longest", "generals"),
+    [
+        (50, 99, {1: MIDDLE, 44: MIDDLE, 45: SHORT, 48: SHORT, 49: BARE, 60: BARE}),
+        (99, 6, {1: MIDDLE}),
+        (99, 5, {1: SHORT}),
+        (99, 1, {1: SHORT}),
+    ],
+)
+def test_the_general_sink_is_shorter_where_it_leaves_no_room(
+    room: int, longest: int, generals: dict[int, tuple[int, ...]]
+) -> None:
+    known = Anchors(SINKS, room=room, longest=longest)
+    assert {tokens: known.general(tokens) for tokens in generals} == generals
+    assert known.sinks == (SHORT, MIDDLE, LONG), "all are looked up"
+
+
+def test_a_chunk_is_computed_after_the_best_anchor_that_leaves_room_for_it() -> None:
+    reuser, prefiller = make(sinks=SINKS, spec=replace(SPEC, max_context=60), longest_sink=6)
+    chunks = [tuple(range(n)) for n in (20, 48, 55, 57, 59, 60)]
+    wanted = [MIDDLE, MIDDLE, SHORT, SHORT, BARE, BARE]
+    for n, (chunk, anchor) in enumerate(zip(chunks, wanted, strict=True)):
+        missed = reuser.plan(*at(30, chunk), salt=str(n))
+        assert missed.by_anchor(missed.misses) == {anchor: [chunk]}
+        own = [reuser.plan([*OWN, *chunk, 7], [(3, len(chunk))], anchors=[OWN], salt="own") for _ in range(2)]
+        assert own[1].anchors.get(chunk, BARE) == (OWN if len(chunk) <= 57 else BARE)
+    assert reuser.warm(chunks) == WarmReport(computed=6)
+    behind = [request.ids[: -len(chunk)] for request, chunk in zip(after(prefiller), chunks, strict=True)]
+    assert behind == wanted
+    again = [reuser.plan(*at(30, chunk)) for chunk in chunks for _ in range(3)]
+    assert all(len(plan.hits) == 1 and plan.poorer == () for plan in again), "there is no better one to be had"
+
+
+def test_an_engine_with_less_memory_computes_long_chunks_after_shorter_sinks() -> None:
+    reuser, prefiller = make(sinks=SINKS, memory=24)
+    prefiller.memory = 24
+    chunks = [tuple(range(n)) for n in (18, 19, 23, 25)]
+    assert reuser.warm(chunks) == WarmReport(computed=3, skipped=1)
+    assert [len(request.ids) for request in after(prefiller)] == [24, 21, 23]
+
+
+def test_what_others_computed_after_sinks_that_are_too_long_here_is_found() -> None:
+    store = RamStore(1 << 20)
+    roomy, _ = make(store, sinks=SINKS)
+    small, prefiller = make(store, sinks=SINKS, longest_sink=3, memory=30)
+    roomy.warm([A], anchor=LONG)
+    roomy.warm([B])
+    for _ in range(3):
+        plan = small.plan(*at(30, A, B))
+        assert (anchors(plan), plan.misses, plan.poorer) == ([12, 6], (), ())
+    assert small.warm([A, B]) == WarmReport(present=2) and prefiller.seen == []
+    assert roomy.plan(*at(1, B)).poorer == ()
+    assert roomy.plan(*at(1, B)).anchors == {B: SHORT}
+
+
+def test_only_what_is_stored_after_no_sink_is_computed_ahead() -> None:
+    reuser, prefiller = make(sinks=SINKS)
+    for anchor in SINKS:
+        assert reuser.warm([A], anchor=anchor, salt=str(anchor)) == WarmReport(computed=1)
+        seen = len(prefiller.seen)
+        assert reuser.warm([A], salt=str(anchor)) == WarmReport(present=1) and len(prefiller.seen) == seen
+    reuser.warm([A], anchor=BARE)
+    assert reuser.warm([A]) == WarmReport(computed=1), "bare is worse than any sink"
+    assert reuser.warm([A], anchor=LONG) == WarmReport(computed=1), "who names an anchor wants that one"
 
 
 def test_a_prompts_own_anchors_are_what_it_begins_with_before_its_first_chunk() -> None:
@@ -188,9 +260,21 @@ def test_slow_tiers_are_asked_for_a_nearer_sink_from_the_second_sight_on() -> No
     assert served == [([6], "ram", 0), ([12], "ram", 1), ([12], "ram", 0)]
 
 
-@pytest.mark.parametrize(("before", "together"), [(0, TOGETHER), (PLACES // TOGETHER - 4, TOGETHER), (PLACES // 3, 2)])
-def test_fewer_chunks_are_computed_together_behind_a_long_anchor(before: int, together: int) -> None:
-    reuser, prefiller = make(RamStore(1 << 30), spec=replace(SPEC, max_context=before + 100))
+@pytest.mark.parametrize(
+    ("before", "memory", "together"),
+    [
+        (0, 1 << 20, TOGETHER),
+        (PLACES // TOGETHER - 4, 1 << 20, TOGETHER),
+        (PLACES // 3, 1 << 20, 2),
+        (100, 2496, 6),
+        (100, 1000, 2),
+        (100, 110, 1),
+    ],
+)
+def test_fewer_chunks_are_computed_together_behind_a_long_anchor_or_in_little_memory(
+    before: int, memory: int, together: int
+) -> None:
+    reuser, prefiller = make(RamStore(1 << 30), spec=replace(SPEC, max_context=before + 100), memory=memory)
     prefiller.memory = before + 100
     reuser.warm([(n, 5, 6, 7) for n in range(TOGETHER)], anchor=[9] * before)
     assert max(prefiller.batches) == together
