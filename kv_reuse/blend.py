@@ -44,7 +44,8 @@ class ReusePlan(NamedTuple):
     """`reuse` goes into the engine's request (None: nothing was found).
 
     `misses` were not found. `poorer` were found, but under an anchor that fits less well, and came so before. For next
-    time, each of both is to be warmed after its one of `anchors`, or bare where it has none there.
+    time, each of both is to be warmed after its one of `anchors`, or bare where it has none there. `sought`: slow tiers
+    were asked in vain for better ones than there are in memory, so that the time says little of the tiers of `hits`.
     """
 
     reuse: Reuse | None
@@ -52,6 +53,7 @@ class ReusePlan(NamedTuple):
     misses: tuple[Ids, ...]
     poorer: tuple[Ids, ...] = ()
     anchors: Mapping[Ids, Anchor] = MappingProxyType({})
+    sought: bool = False
 
     def by_anchor(self, chunks: Sequence[Ids]) -> dict[Anchor, list[Ids]]:
         """Misses or poorer ones by the anchor that they are to be warmed after."""
@@ -169,6 +171,7 @@ class Reuser:
             misses=misses,
             poorer=poorer,
             anchors={chunk: anchor for chunk in misses + poorer if (anchor := looked[chunk].anchor)},
+            sought=any(one.sought for one in looked.values()),
         )
 
     def warm(

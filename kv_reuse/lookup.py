@@ -1,6 +1,9 @@
 """What of a prompt's chunks is stored: of each the best that there is, and after which anchor it should be computed."""
 
-from collections.abc import Hashable, Iterator, Sequence
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import NamedTuple
@@ -13,15 +16,19 @@ from .store import ChunkStore, StoredChunk
 
 _LOADERS = 8  # chunks that are read from slow tiers at a time: threads that wait, checksum and copy without the GIL
 _ANCHORS_SEEN, _CHUNKS_SEEN = 256, 1 << 14  # that are remembered
+_MEMORY = ("device", "ram")  # tiers
+_ABSENT_S = 60.0  # for which slow tiers are not asked again for a better chunk than there is in memory
 
 
 class Looked(NamedTuple):
     """The best `chunk` that is stored, and the `anchor` after which it is worth computing; `poorer`: it was computed
-    after another one, and that much worse that it should be computed anew."""
+    after another one, and that much worse that it should be computed anew. `sought`: it was in memory, but slow tiers
+    were asked for a better one in vain."""
 
     chunk: StoredChunk | None
     anchor: Anchor
     poorer: bool
+    sought: bool = False
 
 
 class _Wish(NamedTuple):
@@ -37,23 +44,27 @@ class _Wish(NamedTuple):
     best: int
     again: bool
 
-    def looked(self, found: tuple[StoredChunk, int] | None) -> Looked:
-        """Of a chunk, and the place of its key among `keys`."""
+    def looked(self, found: tuple[StoredChunk, int] | None, *, slow: bool) -> Looked:
+        """Of a chunk, and the place of its key among `keys`; `slow` tiers were asked, too."""
         anchor = self.anchors[self.best]
         if found is None:
             return Looked(None, anchor, False)
         chunk, rank = found
         own, bare = self.best < self.own, rank == len(self.keys) - 1
         # Sinks differ little: for a chunk that comes once near such a place, another one is not worth a second copy.
-        return Looked(chunk, anchor, rank > self.best and (own or bare or self.again))
+        poorer = rank > self.best and (own or bare or self.again)
+        return Looked(chunk, anchor, poorer, slow and rank > 0 and chunk.tier in _MEMORY)
 
 
 class Lookup:
     """Looks chunks up in a store, under the anchors that fit them. For any thread; blocks on the store."""
 
-    def __init__(self, store: ChunkStore, anchors: Anchors) -> None:
+    def __init__(self, store: ChunkStore, anchors: Anchors, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._store = store
         self._anchors = anchors
+        self._clock = clock
+        self._absent: OrderedDict[bytes, float] = OrderedDict()  # until when, by what was not there; ascending
+        self._lock = threading.Lock()
         self._loaders = ThreadPoolExecutor(_LOADERS, thread_name_prefix="chunk-load")  # they end with this
         self._own_seen, self._near_seen = Sights(most=_ANCHORS_SEEN), Sights(most=_CHUNKS_SEEN)
 
@@ -67,11 +78,15 @@ class Lookup:
         """
         wishes = self._wishes(places, space, own, sight)
         ranks = {ids: self._at_hand(wish) for ids, wish in wishes.items()}
-        found = {ids: self._best(ids, wishes[ids].keys, rank) for ids, rank in ranks.items() if rank is not None}
+        quick = {ids: self._best(ids, wishes[ids].keys, rank) for ids, rank in ranks.items() if rank is not None}
+        # What left memory since is looked for in the slow tiers, under the better keys as well.
+        found = {ids: one for ids, one in quick.items() if one is not None or ranks[ids] == 0}
         slow = [ids for ids in wishes if ids not in found]
         best = partial(map, self._best) if len(slow) < 2 else partial(self._loaders.map, self._best)
         found.update(zip(slow, best(slow, [wishes[ids].keys for ids in slow]), strict=True))
-        return {ids: wish.looked(found[ids]) for ids, wish in wishes.items()}
+        looked = {ids: wish.looked(found[ids], slow=ids in slow) for ids, wish in wishes.items()}
+        self._note_absent(wishes[ids].keys[0] for ids, one in looked.items() if one.sought)
+        return looked
 
     def _wishes(self, places: Sequence[Match], space: KeySpace, own: Sequence[Anchor], sight: bool) -> dict[Ids, _Wish]:
         before: dict[Ids, int] = {}
@@ -90,11 +105,25 @@ class Lookup:
     def _at_hand(self, wish: _Wish) -> int | None:
         """The place of the key that is in memory, and good enough not to look for a better one elsewhere.
 
-        That is the best one; for whoever comes the first time also the nearest sink there, for that a nearer one exists
-        is not likely enough to ask slow tiers for it.
+        That is the best one. For whoever comes the first time it is the nearest sink there, for that a nearer one
+        exists is not likely enough to ask slow tiers for it; and so it is where these had none a short time ago.
         """
-        last = 1 if wish.own else wish.best + 1 if wish.again else max(1, len(wish.keys) - 1)
-        return next((rank for rank in range(last) if self._store.at_hand(wish.keys[rank])), None)
+        sinks = max(1, len(wish.keys) - 1)
+        last = 1 if wish.own else wish.best + 1 if wish.again else sinks
+        rank = next((rank for rank in range(sinks) if self._store.at_hand(wish.keys[rank])), None)
+        return rank if rank is None or rank < last or self._is_absent(wish.keys[0]) else None
+
+    def _note_absent(self, keys: Iterable[ChunkKey]) -> None:
+        with self._lock:
+            for key in keys:
+                self._absent[_mark(key)] = self._clock() + _ABSENT_S
+                self._absent.move_to_end(_mark(key))
+                if len(self._absent) > _CHUNKS_SEEN:
+                    self._absent.popitem(last=False)
+
+    def _is_absent(self, key: ChunkKey) -> bool:
+        with self._lock:
+            return self._absent.get(_mark(key), 0.0) > self._clock()
 
     def _best(self, ids: Ids, keys: Sequence[ChunkKey], first: int = 0) -> tuple[StoredChunk, int] | None:
         """The chunk under the first of `keys[first:]` that is stored, and that key's place in `keys`. A chunk that is

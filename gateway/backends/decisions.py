@@ -53,7 +53,8 @@ def decided(
     if not found.looked_up and known <= exact:
         call.report.steps.append(_step("untouched", tokens, began, note="stored KV would gain nothing"))
         return None, learn
-    room.control.loaded(found.hits, wanted=found.wanted, seconds=time.perf_counter() - began)
+    if not found.sought:
+        room.control.loaded(found.hits, wanted=found.wanted, seconds=time.perf_counter() - began)
     taken = room.control.decided(ids, found.hits, found.reuse, call.policy, **about, again=found.again)
     if taken.blending is not None:
         call.report.tiers.update(taken.tiers)

@@ -26,7 +26,8 @@ _LONG_QUESTION = 600  # characters; beyond it, a message that shows no documents
 class Reused:
     """What may be given to the engine; for each salt what was found, and what is to be computed for next time, after
     which anchor. `fresh` is text that was not known as chunks, under the salt `own`. `wanted` tokens could have been
-    stored; they were `looked_up`, or not worth it. `again` looks the same up once more.
+    stored; they were `looked_up`, or not worth it. `again` looks the same up once more: None where that is not what was
+    found, but computed after other anchors.
     """
 
     reuse: Reuse | None
@@ -41,6 +42,11 @@ class Reused:
     def hits(self) -> tuple[SpanHit, ...]:
         """Of all salts, by their places."""
         return tuple(sorted(hit for _, plan in self.plans for hit in plan.hits))
+
+    @property
+    def sought(self) -> bool:
+        """Slow tiers were asked in vain for better ones than there are in memory."""
+        return any(plan.sought for _, plan in self.plans)
 
     @property
     def note(self) -> str:
@@ -84,6 +90,11 @@ def reused(
     plan_all = partial(_plans, room, ids, spans, policy, found={own: found})
     plans = plan_all() if looked_up else {}
     known = plans[own].hits if looked_up else ()
+
+    def again() -> Reuse | None:
+        anew = plan_all(sight=False)
+        return _given(anew) if _copies(anew) == _copies(plans) else None
+
     fresh = finder.fresh(
         ids,
         salt=own,
@@ -96,7 +107,7 @@ def reused(
     return Reused(
         reuse=_given(plans),
         plans=tuple(plans.items()),
-        again=lambda: _given(plan_all(sight=False)),
+        again=again,
         fresh=tuple(fresh),
         own=own,
         wanted=sum(length for _, length in places) + sum(map(len, fresh)),
@@ -132,6 +143,11 @@ def _plans(
 
 def _given(plans: Mapping[str, ReusePlan]) -> Reuse | None:
     return joined([plan.reuse for plan in plans.values() if plan.reuse is not None])
+
+
+def _copies(plans: Mapping[str, ReusePlan]) -> dict[str, list[tuple[int, int, int]]]:
+    """By salt: where what is stored begins, how much of it is loaded, and how long its anchor was."""
+    return {salt: [(hit.start, hit.tokens, hit.anchor) for hit in plan.hits] for salt, plan in plans.items()}
 
 
 def asked_last(prompt: Prompt) -> str:

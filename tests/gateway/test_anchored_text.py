@@ -1,7 +1,7 @@
 """Which sinks a room has, and when a chunk is computed once more behind a nearer one; on a tiny engine."""
 
 import shutil
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +10,12 @@ from promptsluice.gateway.backends.background import Lesson
 from promptsluice.gateway.backends.base import Call
 from promptsluice.gateway.backends.decisions import decided
 from promptsluice.gateway.backends.engine_room import EngineRoom
+from promptsluice.gateway.backends.reusing import reused
 from promptsluice.gateway.backends.sinks import sinks_of
 from promptsluice.gateway.salts import Salts
-from promptsluice.kv_reuse import RamStore
+from promptsluice.kv_reuse import ChunkStore, DiskStore, RamStore
+from promptsluice.kv_reuse.blend import SpanHit
+from promptsluice.kv_reuse.tiered import TieredStore
 from promptsluice.policies import EmbeddedBackend
 from promptsluice.prompt import Prompt, Report
 
@@ -30,11 +33,10 @@ def folder(tiny_model: Callable[..., Path], smollm2_dir: Path, tmp_path_factory:
     return folder
 
 
-def opened(folder: Path, **fields: object) -> EngineRoom:
+def opened(folder: Path, store: ChunkStore | None = None, **fields: object) -> EngineRoom:
     spec = {"kind": "embedded", "model": str(folder), "kv_memory": "16MiB", "threads": 1, "dtype": "float32"}
-    return EngineRoom.open(
-        EmbeddedBackend.model_validate(spec | fields), path=folder, store=RamStore(1 << 26), chunk_dtype="model"
-    )
+    store = store if store is not None else RamStore(1 << 26)
+    return EngineRoom.open(EmbeddedBackend.model_validate(spec | fields), path=folder, store=store, chunk_dtype="model")
 
 
 @pytest.fixture
@@ -65,10 +67,14 @@ class Lessons:
         return [lesson.anyway for lesson in told]
 
 
+def prompt_of(before: str) -> Prompt:
+    text = f"{before}<document>{DOCUMENT}</document>"
+    return Prompt.from_messages([{"role": "user", "content": part} for part in (text, "Why?")], model="m")
+
+
 def asked(room: EngineRoom, before: str, lessons: Lessons) -> tuple[list[bool], list[int]]:
     """A chat with the document behind some text: its lessons, which are done, and the anchors of what served it."""
-    text = f"{before}<document>{DOCUMENT}</document>"
-    prompt = Prompt.from_messages([{"role": "user", "content": part} for part in (text, "Why?")], model="m")
+    prompt = prompt_of(before)
     call = Call(model="m", report=Report(), request_id="", prompt=prompt, policy=BLEND, tenant="")
     tokens = room.encode(prompt, chunks=frozenset(), with_tools=True)
     background: Any = lessons
@@ -132,6 +138,49 @@ def test_what_waits_to_be_computed_does_not_bring_back_what_was_deleted(
         Lessons.done(waiting)
         assert room.reuser.forget(chunks, salt=salt) == 0
     assert asked(room, "", Lessons())[0] and room.reuser.forget(chunks, salt=salt) == 1, "it came again"
+
+
+def test_the_time_of_slow_tiers_that_were_asked_in_vain_is_not_that_of_memory(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room = opened(folder, TieredStore(DiskStore(tmp_path, 1 << 26), ram_budget=1 << 26))
+    try:
+        told: list[Sequence[SpanHit]] = []
+        monkeypatch.setattr(room.control, "promising", lambda *args, **options: True)
+        monkeypatch.setattr(room.control, "loaded", lambda hits, **options: told.append(hits))
+        asked(room, "", Lessons())
+        served = [bool(asked(room, "", Waiting())[1]) and len(told) for _ in range(3)]
+        assert served == [2, 2, 3], "all were served; the second one after a look at the disk"
+        assert [len(hits) for hits in told] == [0, 1, 1]
+    finally:
+        room.control.close()
+        room.service.stop()
+
+
+def test_a_check_of_another_copy_than_was_served_is_given_up(room: EngineRoom, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room.control, "promising", lambda *args, **options: True)
+    asked(room, "", Lessons())
+    prompt = prompt_of("")
+    tokens = room.encode(prompt, chunks=frozenset(), with_tools=True)
+    found = reused(
+        room,
+        prompt,
+        tokens,
+        BLEND.reuse,
+        salt=lambda segment: "",
+        own=Salts().tenant(""),
+        prefix=0,
+        promising=lambda places: True,
+    )
+    same = found.again()
+    assert found.reuse is not None and same is not None
+    assert [span.start for span in same.spans] == [span.start for span in found.reuse.spans]
+    ((_, plan),) = found.plans
+    (match,) = room.reuser.finder.find(tokens.encoded.ids, salt=Salts().tenant(""))
+    assert room.reuser.warm(
+        [match.chunk], anchor=sinks_of(room.tokenizer, room=8192)[0], salt=Salts().tenant("")
+    ).computed
+    assert found.again() is None and len(plan.hits) == 1
 
 
 @pytest.mark.parametrize(("fields", "general"), [({"kv_memory": "512KiB"}, 1), ({"context_limit": 2000}, 0)])

@@ -7,6 +7,7 @@ import pytest
 from promptsluice.backend_engine.types import GenerationRequest
 from promptsluice.kv_reuse import ChunkKey, KeySpace, Match, RamStore, ReusePlan, WarmReport
 from promptsluice.kv_reuse.anchors import BARE, MOST_TOKENS, Anchors
+from promptsluice.kv_reuse.lookup import Lookup
 from promptsluice.kv_reuse.sights import Sights
 from promptsluice.kv_reuse.tiered import TieredStore
 from promptsluice.kv_reuse.warm import PLACES, TOGETHER
@@ -258,6 +259,60 @@ def test_slow_tiers_are_asked_for_a_nearer_sink_from_the_second_sight_on() -> No
         served.append((anchors(plan), plan.hits[0].tier, slow.asked))
         assert plan.poorer == ()
     assert served == [([6], "ram", 0), ([12], "ram", 1), ([12], "ram", 0)]
+
+
+def test_slow_tiers_that_have_no_nearer_sink_are_not_asked_again_for_a_while() -> None:
+    class Slow(RamStore):
+        asked = 0
+
+        def contains(self, key: ChunkKey) -> bool:
+            self.asked += 1
+            return super().contains(key)
+
+    slow, now = Slow(1 << 20), 100.0
+    store = TieredStore(slow, ram_budget=1 << 20)
+    reuser, _ = make(store, sinks=SINKS)
+    reuser.warm([A, B])
+    lookup = Lookup(store, Anchors(SINKS), clock=lambda: now)
+
+    def asked(chunk: tuple[int, ...], place: int = 30) -> tuple[int, bool]:
+        slow.asked = 0
+        match = Match(place, len(chunk), chunk, 0)
+        looked = lookup.look([match], KeySpace("model"), own=(), sight=True)[chunk]
+        assert looked.chunk is not None and (looked.chunk.position, looked.chunk.tier) == (len(MIDDLE), "ram")
+        return slow.asked, looked.sought
+
+    assert [asked(A) for _ in range(4)] == [(0, False), (1, True), (0, False), (0, False)]
+    assert [asked(B) for _ in range(3)] == [(0, False), (1, True), (0, False)], "another chunk"
+    assert [asked(A, 1) for _ in range(3)] == [(0, False), (1, True), (0, False)], "another sink"
+    now = 161.0
+    assert [asked(A) for _ in range(2)] == [(1, True), (0, False)]
+    reuser.warm([A], anchor=LONG)
+    looked = lookup.look([Match(30, len(A), A, 0)], KeySpace("model"), own=(), sight=True)[A]
+    assert looked.chunk is not None and looked.chunk.position == len(LONG), "what was stored meanwhile is at hand"
+
+
+def test_what_slow_tiers_were_asked_for_in_vain_is_told_by_the_plan() -> None:
+    reuser, _ = make(TieredStore(RamStore(1 << 20, tier="disk"), ram_budget=1 << 20), sinks=SINKS)
+    reuser.warm([A])
+    assert [reuser.plan(*at(30, A, B)).sought for _ in range(3)] == [False, True, False]
+    below = RamStore(1 << 20, tier="disk")
+    filling, _ = make(below, sinks=SINKS)
+    filling.warm([A])
+    reuser, _ = make(TieredStore(below, ram_budget=1 << 20), sinks=SINKS)
+    assert not reuser.plan(*at(30, A)).sought, "a slow tier had it, and its time counts"
+
+
+def test_a_nearer_copy_on_a_slow_tier_is_found_when_the_one_in_memory_has_just_left() -> None:
+    class Leaving(RamStore):
+        def at_hand(self, key: ChunkKey) -> bool:
+            return key == KeySpace("model").key(A, anchor=MIDDLE)
+
+    for anchor in (LONG, SHORT, BARE):
+        reuser, _ = make(Leaving(1 << 20), sinks=SINKS)
+        reuser.warm([A], anchor=anchor)
+        plan = reuser.plan(*at(30, A))
+        assert anchors(plan) == [len(anchor)] and plan.misses == ()
 
 
 @pytest.mark.parametrize(
