@@ -50,9 +50,9 @@ class _Wish(NamedTuple):
         if found is None:
             return Looked(None, anchor, False)
         chunk, rank = found
-        own, bare = self.best < self.own, rank == len(self.keys) - 1
+        for_own, bare = self.best < self.own, rank == len(self.keys) - 1
         # Sinks differ little: for a chunk that comes once near such a place, another one is not worth a second copy.
-        poorer = rank > self.best and (own or bare or self.again)
+        poorer = rank > self.best and (for_own or bare or self.again)
         return Looked(chunk, anchor, poorer, slow and rank > 0 and chunk.tier in _MEMORY)
 
 

@@ -22,6 +22,8 @@ _PART = 5  # a sink may take one part in so many of a prompt; the others are for
 
 @dataclass(frozen=True)
 class _Document:
+    """As retrieval would bring it, from nowhere."""
+
     text: str
     chunk_id: str = ""
     headings: Sequence[str] = ()
@@ -37,10 +39,10 @@ def sinks_of(tokenizer: ChatTokenizer, *, room: int, before: Sequence[Mapping[st
     """
     if not tokenizer.has_template:
         return []
-    documents = [*DOCUMENTS[: LADDER[-1]], "."]
-    block = render_block([_Document(text) for text in documents])
+    texts = [*DOCUMENTS[: LADDER[-1]], "."]
+    block = render_block([_Document(text) for text in texts])
     starts = _before_each(tokenizer, before, [(text, source is not None) for text, source in block])
-    sinks = [starts[documents] for documents in LADDER if len(starts.get(documents, ())) <= longest_sink(room)]
+    sinks = [starts[count] for count in LADDER if len(starts.get(count, ())) <= longest_sink(room)]
     return sinks or list(_before_each(tokenizer, before, [(".", True)]).values())
 
 

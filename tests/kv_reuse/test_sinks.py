@@ -1,18 +1,21 @@
 """Sinks of several lengths: which of them serves a chunk by where it stands, and when it is computed once more."""
 
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+import torch
 from promptsluice.backend_engine.types import GenerationRequest
-from promptsluice.kv_reuse import ChunkKey, KeySpace, Match, RamStore, ReusePlan, WarmReport
+from promptsluice.kv_reuse import ChunkKey, DiskStore, KeySpace, Match, RamStore, ReusePlan, WarmReport
 from promptsluice.kv_reuse.anchors import BARE, MOST_TOKENS, Anchors
 from promptsluice.kv_reuse.lookup import Lookup
 from promptsluice.kv_reuse.sights import Sights
 from promptsluice.kv_reuse.tiered import TieredStore
 from promptsluice.kv_reuse.warm import PLACES, TOGETHER
 
-from .test_reuser import SPEC, A, B, Prefiller, make
+from .test_reuser import SPEC, A, B, Prefiller, kv_of, make
 
 SHORT, MIDDLE, LONG = (1, 2), (1, 2, 3, 4, 5, 6), (1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3)
 SINKS = (MIDDLE, LONG, SHORT)
@@ -227,15 +230,58 @@ def test_for_a_part_of_a_chunk_counts_what_stood_before_the_chunk() -> None:
         assert anchors(plan) == [taken]
 
 
-def test_a_chunk_is_forgotten_under_all_sinks_those_of_earlier_versions_too() -> None:
-    store = RamStore(1 << 20)
+@pytest.mark.parametrize("tiers", ["ram", "disk", "both"])
+def test_a_chunk_is_forgotten_under_all_sinks_those_of_earlier_versions_too(tmp_path: Path, tiers: str) -> None:
+    disk = DiskStore(tmp_path, 1 << 24)
+    one = 3 * 2 * 12 * 8 * 4 + 48  # bytes of B: of those that are in both, most are on the disk only
+    both = TieredStore(disk, ram_budget=3 * one)
+    store = {"ram": RamStore(1 << 20), "disk": disk, "both": both}[tiers]
     reuser, _ = make(store, sinks=SINKS)
     for anchor in (*SINKS, BARE, (1, 2, 3)):
         reuser.warm([A, B], anchor=anchor)
-    assert store.stats()[0].entries == 10
-    assert reuser.forget([A]) == 1 and store.stats()[0].entries == 5
+    assert store.stats()[-1].entries == 10
+    assert reuser.forget([A]) == 1 and store.stats()[-1].entries == 5
     for place in (0, 6, 30):
         assert reuser.plan(*at(place, A, B)).misses == (A,)
+    another, _ = make(store, sinks=SINKS)
+    assert another.plan(*at(6, A, B)).misses == (A,)
+
+
+def test_threads_that_look_at_once_while_chunks_come_and_go_get_what_was_stored(tmp_path: Path) -> None:
+    store = TieredStore(DiskStore(tmp_path, 1 << 24), ram_budget=1 << 13)  # a few chunks
+    reuser, _ = make(store, sinks=SINKS)
+    lookup, space = Lookup(store, Anchors(SINKS)), KeySpace("model")
+    chunks = [tuple(range(n, n + 12)) for n in range(8)]
+    kept, others = chunks[:4], chunks[4:]
+    for anchor in (LONG, SHORT):
+        reuser.warm(kept, anchor=anchor)
+    ended, failures, looks = threading.Event(), list[str](), list[int]()
+
+    def look() -> None:
+        count = 0
+        while not ended.is_set():
+            places = [Match(n * 12, 12, chunk, 0) for n, chunk in enumerate(chunks)]
+            for ids, one in lookup.look(places, space, own=(), sight=True).items():
+                if one.chunk is None:
+                    failures.extend(["gone"] if ids in kept else [])
+                    continue
+                before = next(sink for sink in (*SINKS, BARE) if len(sink) == one.chunk.position)
+                same = torch.equal(one.chunk.kv.widened().k, kv_of((*before, *ids)).k[:, len(before) :])
+                failures.extend([] if same and one.chunk.ids == ids else ["other"])
+            count += 1
+        looks.append(count)
+
+    threads = [threading.Thread(target=look) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for _ in range(5):
+        for anchor in (MIDDLE, BARE):
+            reuser.warm(others, anchor=anchor)
+        reuser.forget(others)
+    ended.set()
+    for thread in threads:
+        thread.join()
+    assert len(looks) == 4 and min(looks) > 0 and failures == []
 
 
 def test_slow_tiers_are_asked_for_a_nearer_sink_from_the_second_sight_on() -> None:
