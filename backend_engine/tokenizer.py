@@ -23,6 +23,8 @@ from .token_bytes import TokenBytes
 
 # Of models that are loaded at once, each in its thread: transformers is found half imported by the second one.
 _IMPORTING = threading.Lock()
+# In place of transformers' own function, instead of which it passes no other one on to a template.
+_DATED = "{{%- macro strftime_now(format) -%}}{}{{%- endmacro -%}}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,19 +85,20 @@ class ChatTokenizer:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chunks: Sequence[ChunkMark] = (),
+        day: str | None = None,
     ) -> Encoded:
         """Render Chat Completions messages with the model's template, up to where the assistant begins to speak.
 
-        `chunks` are disjoint; each becomes exactly `encode_plain` of its characters. Raises BadRequest naming the
-        message or field that the model cannot take (an image, tools without support, what the template itself
-        rejects).
+        `chunks` are disjoint; each becomes exactly `encode_plain` of its characters. `day` is what a template writes
+        that asks for the date, in whatever form; else it gets that of now. Raises BadRequest naming the message or
+        field that the model cannot take (an image, tools without support, what the template itself rejects).
         """
         template = self._chat_template(bool(tools))
         if tools and "tools" not in template:
             raise BadRequest("this model's chat template has no place for tools", param="tools")
         swaps = Swaps(self._sentinels)
         prepared = _swapped(plain_messages(messages, template), chunks, swaps)
-        text = self._render(prepared, swaps.everywhere(list(tools)) if tools else None)
+        text = self._render(prepared, swaps.everywhere(list(tools)) if tools else None, day)
         ids, spans = swaps.restored(_ids(self._marked, text), self.encode_plain)
         return Encoded(tuple(ids), tuple(spans))
 
@@ -135,11 +138,14 @@ class ChatTokenizer:
             raise BadRequest("this model has no chat template; it cannot answer chat messages", param="model")
         return self._template.get_chat_template(None, [{}] if with_tools else None)
 
-    def _render(self, messages: list[Any], tools: list[Any] | None) -> str:
+    def _render(self, messages: list[Any], tools: list[Any] | None, day: str | None) -> str:
         from jinja2 import TemplateError
 
+        template = None if day is None else _DATED.format(day) + self._chat_template(bool(tools))
         try:
-            return self._template.apply_chat_template(messages, tools=tools, add_generation_prompt=True, tokenize=False)
+            return self._template.apply_chat_template(
+                messages, tools=tools, chat_template=template, add_generation_prompt=True, tokenize=False
+            )
         except (TemplateError, TypeError, ValueError, KeyError) as error:
             raise BadRequest(f"the model's chat template rejects these messages: {error}", param="messages") from error
 

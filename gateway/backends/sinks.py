@@ -17,6 +17,7 @@ Each rung may cost one more stored copy of a chunk. What was measured (docs/kv_r
 of about this range; these three of it were not, nor longer ones.
 """
 
+_DAY = "01 Jan 2025"  # for templates that write the date: what is stored serves on the next day, too
 _PART = 5  # a sink may take one part in so many of a prompt; the others are for chunks
 
 
@@ -60,5 +61,5 @@ def _before_each(
         if marked:
             marks.append(ChunkMark(message=len(before), part=None, start=len(content), end=len(content) + len(text)))
         content += text
-    encoded = tokenizer.encode_chat([*before, {"role": "user", "content": content}], chunks=marks)
+    encoded = tokenizer.encode_chat([*before, {"role": "user", "content": content}], chunks=marks, day=_DAY)
     return {mark: encoded.ids[:start] for start, _, mark in encoded.spans}

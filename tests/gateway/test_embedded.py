@@ -1,6 +1,8 @@
 """The embedded backend's own arithmetic, without a model: caps, sizes, chunk marks, and a model that cannot be had."""
 
 import json
+import shutil
+from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -82,6 +84,18 @@ def test_chunks_are_computed_after_beginnings_of_chats_with_more_and_more_prose(
 @pytest.mark.parametrize(("room", "lengths"), [(6749, [236, 697]), (3484, [236]), (1180, [236]), (64, [24])])
 def test_sinks_that_would_fill_the_context_are_left_out(smollm2_dir: Path, room: int, lengths: list[int]) -> None:
     assert [len(sink) for sink in sinks_of(ChatTokenizer(smollm2_dir), room=room)] == lengths
+
+
+def test_a_template_that_writes_the_date_has_the_same_sinks_every_day(smollm2_dir: Path, tmp_path: Path) -> None:
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(smollm2_dir / name, tmp_path)
+    dated = "{% if strftime_now is defined %}It is the {{ strftime_now('%d.%m.%Y') }}.\n{% endif %}"
+    (tmp_path / "chat_template.jinja").write_text(dated + "{% for one in messages %}{{ one['content'] }}{% endfor %}")
+    tokenizer = ChatTokenizer(tmp_path)
+    sinks = [tokenizer.decode(sink) for sink in sinks_of(tokenizer, room=8192)]
+    assert len(sinks) == 3 and all(sink.startswith("It is the 01 Jan 2025.\n") for sink in sinks)
+    chat = [{"role": "user", "content": "Hello"}]
+    assert tokenizer.decode(tokenizer.encode_chat(chat).ids) == f"It is the {datetime.now():%d.%m.%Y}.\nHello"
 
 
 def test_a_sink_is_what_a_retrieved_documents_text_is_behind_in_a_chat(smollm2_dir: Path) -> None:
