@@ -175,18 +175,28 @@ class Warmer:
         return [_owned(result, skip=len(anchor), dtype=self._dtype) for result in results]
 
     def _kv_of(self, anchor: Anchor, priority: int) -> KVBlock:
-        """The anchor's own KV, so that it is not computed again for each chunk."""
+        """The anchor's own KV, so that it is not computed again for each chunk. Of anchors that begin each other, as
+        sinks do, only the longest one's is held, and only what is new of it computed."""
         with self._lock:
-            if anchor in self._anchors:
-                self._anchors.move_to_end(anchor)
-                return self._anchors[anchor]
-        (result,) = self._service.run_all([_request(anchor, None, priority)])
+            held = next((one for one in self._anchors if _begins(one, anchor)), None)
+            if held is not None:
+                self._anchors.move_to_end(held)
+                return self._anchors[held].part(0, len(anchor))
+            shorter = max((one for one in self._anchors if _begins(anchor, one)), key=len, default=None)
+            before = None if shorter is None else self._anchors[shorter]
+        (result,) = self._service.run_all([_request(anchor, before, priority)])
         assert result.kv is not None, "the engine was asked for the KV"
         with self._lock:
+            for one in [one for one in self._anchors if _begins(anchor, one)]:
+                del self._anchors[one]
             self._anchors[anchor] = result.kv
             if len(self._anchors) > _ANCHORS:
                 self._anchors.popitem(last=False)
         return result.kv
+
+
+def _begins(ids: Ids, so: Ids) -> bool:
+    return ids[: len(so)] == so
 
 
 def _request(ids: Ids, before: KVBlock | None, priority: int) -> GenerationRequest:

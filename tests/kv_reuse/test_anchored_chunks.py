@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from promptsluice.backend_engine.loader import LoadedModel
-from promptsluice.kv_reuse import DiskStore
+from promptsluice.kv_reuse import DiskStore, RamStore
 
 from .reference import Reference
 from .test_blend_engine import TOLERANCE, A, B, Prompt, Runner, check, greedy, prompt, text
@@ -38,6 +38,21 @@ def test_loaded_chunks_are_as_computed_after_their_anchor(model: LoadedModel, re
         for got, expected in ((kv.k, alone.k), (kv.v, alone.v)):
             found = got[:, start : start + length].double()
             torch.testing.assert_close(found, expected[:, len(anchor) :], rtol=TOLERANCE, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("order", [(2, 4), (4, 2)])
+def test_anchors_that_begin_each_other_share_their_kv(
+    model: LoadedModel, reference: Reference, order: tuple[int, ...]
+) -> None:
+    for length in order:
+        runner = Runner(model)
+        reuser = runner.reuser(RamStore(1 << 24))
+        for one in order:
+            reuser.warm([A], anchor=SINK[:one])
+        plan = reuser.plan([*SINK[:length], *A, 1], [(length, len(A))], mode="reuse", anchors=[SINK[:length]])
+        (finished,) = runner.together(greedy([*SINK[:length], *A, 1], plan.reuse))
+        check(finished, reference.full([*SINK[:length], *A, 1]))
+        assert finished.result.reused_tokens == len(A)
 
 
 def test_a_chunk_right_after_its_own_anchor_loses_nothing(model: LoadedModel, reference: Reference):

@@ -36,6 +36,11 @@ def after(prefiller: Prefiller) -> list[GenerationRequest]:
     return [request for request in prefiller.seen if request.ids not in SINKS]
 
 
+def known_of(request: GenerationRequest) -> int:
+    """How many of its first tokens are given to the engine as KV."""
+    return 0 if request.reuse is None else sum(span.kv.tokens for span in request.reuse.spans)
+
+
 def anchors(plan: ReusePlan) -> list[int]:
     return [hit.anchor for hit in plan.hits]
 
@@ -144,6 +149,19 @@ def test_chunks_are_computed_ahead_after_the_middle_sink() -> None:
     reuser.warm([A])
     assert [request.ids for request in prefiller.seen] == [MIDDLE, (*MIDDLE, *A)]
     assert anchors(reuser.plan(*at(40, A))) == [len(MIDDLE)]
+
+
+def test_of_sinks_that_begin_each_other_the_kv_is_computed_once() -> None:
+    for order in ((SHORT, MIDDLE, LONG), (LONG, SHORT, MIDDLE)):
+        reuser, prefiller = make(sinks=SINKS)
+        for anchor in (*order, *order):
+            reuser.warm([A, B], anchor=anchor)
+        alone = [(request.ids, known_of(request)) for request in prefiller.seen if request.ids in SINKS]
+        before = [0, *(len(sink) for sink in order[:-1])]
+        wanted = list(zip(order, before, strict=True)) if order[0] is SHORT else [(LONG, 0)]
+        assert alone == wanted
+        for request in after(prefiller):
+            assert request.ids[known_of(request) :] in (A, B)
 
 
 def test_what_is_missing_is_computed_after_the_sink_that_is_nearest_to_its_place() -> None:
