@@ -8,10 +8,13 @@ from pathlib import Path
 
 from ..prompt.errors import ConfigError
 from .disk import DiskStore
+from .forgotten import Forgotten
 from .keys import ChunkKey
 from .places import Host, OnDevice, Pinned, Place
 from .ram import RamStore
 from .store import ChunkStore, EmptyStore, Listed, StoredChunk, TierStats
+
+_DELETED = 1 << 12  # chunks that are remembered for as long as reading one from a slow tier may take
 
 
 class TieredStore(ChunkStore):
@@ -33,14 +36,18 @@ class TieredStore(ChunkStore):
         self._memory = RamStore(ram_budget, tier=tier, place=place or Host(), on_evict=self._spill)
         self._below = below
         self._only_here: set[ChunkKey] = set()
+        self._deleted = Forgotten(most=_DELETED)
         self._lock = threading.Lock()
 
     def get(self, key: ChunkKey) -> StoredChunk | None:
         chunk = self._memory.get(key)
         if chunk is None:
+            moment = self._deleted.now
             chunk = self._below.get(key)
             if chunk is not None and self._memory.put(key, chunk):
                 placed = self._memory.peek(key)
+                if self._deleted.since(key.digest, moment):
+                    self._memory.delete(key)
                 return replace(placed, tier=chunk.tier) if placed is not None else chunk
         return chunk
 
@@ -58,7 +65,9 @@ class TieredStore(ChunkStore):
     def delete(self, key: ChunkKey) -> int:
         with self._lock:
             self._only_here = {other for other in self._only_here if other.digest != key.digest}
-        return self._memory.delete(key) + self._below.delete(key)
+        below = self._below.delete(key)
+        self._deleted.add([key.digest])  # whoever has just read it there takes it out of memory again
+        return below + self._memory.delete(key)
 
     def catalogue(self) -> Iterator[Listed]:
         return chain(self._memory.catalogue(), self._below.catalogue())
@@ -87,13 +96,17 @@ class BackedStore(ChunkStore):
     def __init__(self, first: ChunkStore, second: ChunkStore) -> None:
         self._first = first
         self._second = second
+        self._deleted = Forgotten(most=_DELETED)
 
     def get(self, key: ChunkKey) -> StoredChunk | None:
         chunk = self._first.get(key)
         if chunk is None:
+            moment = self._deleted.now
             chunk = self._second.get(key)
             if chunk is not None:
                 self._first.put(key, chunk)
+                if self._deleted.since(key.digest, moment):
+                    self._first.delete(key)
         return chunk
 
     def put(self, key: ChunkKey, chunk: StoredChunk) -> bool:
@@ -107,7 +120,9 @@ class BackedStore(ChunkStore):
         return self._first.at_hand(key)
 
     def delete(self, key: ChunkKey) -> int:
-        return self._first.delete(key) + self._second.delete(key)
+        second = self._second.delete(key)
+        self._deleted.add([key.digest])  # whoever has just read it there takes it out of the first one again
+        return second + self._first.delete(key)
 
     def catalogue(self) -> Iterator[Listed]:
         return chain(self._first.catalogue(), self._second.catalogue())

@@ -253,6 +253,33 @@ def test_threads_share_a_store(store: ChunkStore):
         assert 0 <= tier.bytes <= tier.budget and tier.corrupt == 0 and tier.entries <= 6
 
 
+@pytest.mark.parametrize("tiers", ["spilled", "backed"])
+def test_a_chunk_that_is_deleted_while_it_is_read_from_a_slow_tier_stays_nowhere(tiers: str):
+    class Slow(RamStore):
+        def get(self, key: ChunkKey) -> StoredChunk | None:
+            chunk = super().get(key)
+            reading.set()
+            assert go.wait(10)
+            return chunk
+
+    reading, go = threading.Event(), threading.Event()
+    slow, fast = Slow(1 << 20), RamStore(1 << 20)
+    store = TieredStore(slow, ram_budget=1 << 20) if tiers == "spilled" else BackedStore(fast, slow)
+    (key, chunk), (other, kept) = make(1), make(2)
+    assert slow.put(key, chunk) and slow.put(other, kept)
+    got: list[StoredChunk | None] = []
+    reader = threading.Thread(target=lambda: got.append(store.get(key)))
+    reader.start()
+    assert reading.wait(10)
+    assert store.delete(key) == 1
+    go.set()
+    reader.join()
+    assert got[0] is not None and got[0].ids == chunk.ids, "it was there when it was asked for"
+    assert not store.at_hand(key) and not store.contains(key) and store.get(key) is None
+    assert store.get(other) is not None and store.at_hand(other)
+    assert store.put(key, chunk) and store.get(key) is not None and store.at_hand(key), "it is stored again"
+
+
 def test_pinned_memory_is_counted_as_what_it_takes(monkeypatch: pytest.MonkeyPatch):
     """Where memory is pinned, each tensor takes the next power of two."""
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
