@@ -164,7 +164,9 @@ def test_what_is_forgotten_while_it_waits_or_is_computed_is_not_kept(tmp_path: P
     before = reuser.now
     reuser.warm([A])
     assert reuser.forget([A]) == 1
+    slow.seen.clear()
     assert reuser.warm([A, C], wanted=before) == WarmReport(computed=1, skipped=1), "a lesson that waited"
+    assert [request.ids for request in slow.seen] == [C]
     assert reuser.warm([A], wanted=before, salt="other") == WarmReport(computed=1)
     assert reuser.warm([A], wanted=reuser.now) == WarmReport(computed=1), "it came again"
     reports: list[WarmReport] = []

@@ -356,6 +356,15 @@ def test_slow_tiers_that_have_no_nearer_sink_are_not_asked_again_for_a_while() -
     assert looked.chunk is not None and looked.chunk.position == len(LONG), "what was stored meanwhile is at hand"
 
 
+def test_slow_tiers_are_not_asked_for_sinks_that_are_too_long_here() -> None:
+    store = TieredStore(RamStore(1 << 20, tier="disk"), ram_budget=1 << 20)
+    reuser, _ = make(store, sinks=SINKS, longest_sink=len(MIDDLE))
+    reuser.warm([A])
+    for _ in range(3):
+        plan = reuser.plan(*at(30, A))
+        assert anchors(plan) == [len(MIDDLE)] and not plan.sought and plan.poorer == ()
+
+
 def test_what_slow_tiers_were_asked_for_in_vain_is_told_by_the_plan() -> None:
     reuser, _ = make(TieredStore(RamStore(1 << 20, tier="disk"), ram_budget=1 << 20), sinks=SINKS)
     reuser.warm([A])
