@@ -15,7 +15,7 @@ from ..prompt import BadRequest
 from .base import Job, LossyOptions, Task, missed_note
 from .budget import most_that_fit
 from .context import CompressionContext
-from .lexical import Words
+from .lexical import Words, shared_with
 from .mmr import Floats, mmr_order, normalized
 from .options import folder, one_of, option, share
 from .outline import Outline
@@ -31,6 +31,8 @@ _HEADING = 200  # characters of a heading count for what stands under it
 _OF_DOCUMENT = 0.3  # of its best unit's score goes to each unit of a segment
 # After the prefix that fits, so many of the next best are tried in the room that is left.
 _FILLERS = 12
+# Over the budget goes one sentence at most: of so many characters, or of this share of the budget where that is more.
+_ASIDE_CHARS, _ASIDE = 300, 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,9 +40,10 @@ class Extractive(LossyOptions):
     """Keeps the units that are nearest to the question and unlike each other (MMR), in their order.
 
     Segments of one message share one budget, so that a useful document stays and a useless one goes, except for its
-    best sentence. A unit with protected text stays; where such units fill the budget, so does the one that shares most
-    words with the question. A heading stays with anything it heads. `redundancy` from 0 (relevance alone) to 1. A
-    segment is judged by the question of its own turn (see question.py).
+    best sentence. A unit with protected text stays; where such units leave room for no other, so does the sentence that
+    shares most words with the question, if it shares more than any of them and `ceiling_tokens` has room. A heading
+    stays with anything it heads. `redundancy` from 0 (relevance alone) to 1. A segment is judged by the question of its
+    own turn (see question.py).
 
     `relevance` is by "words" shared with the question (BM25), by "meaning" (an embedder), by a "cross_encoder" that
     reads the question with each unit (`model`: its folder), or "auto": by words, but by meaning where the text has too
@@ -120,17 +123,18 @@ class _Selection:
 
     def rewrites(self) -> Iterator[tuple[Task, Rewrite]]:
         seen = len(self._units)
-        keep = self._with_headings(self._must.copy())
-        if self._settled(keep):
-            keep = self._with_nearest(keep)
-        else:
+        keep = least = self._with_headings(self._must.copy())
+        if not self._settled(least):
             judged = self._judged()
-            keep, seen = self._chosen(judged), judged.seen
+            seen, forced = judged.seen, self._forced(judged.relevance, judged.seen)
+            keep, least = self._chosen(judged, forced), self._with_headings(forced.copy())
         note = ""
         if seen < len(self._units):
             note = f"{LATE_NOTE}: {seen} of {len(self._units)} sentences judged, the rest kept"
-        elif not self._context.expired() and (size := self._size(keep)) > (wanted := self._options.target(self._total)):
-            note = missed_note(size, wanted=wanted, tokens=self._total)
+        elif not self._context.expired():
+            note = self._missed(keep)
+            if keep == least and any(self._must):
+                keep, note = self._with_nearest(keep, note)
         for n, task in enumerate(self._tasks):
             yield task, Rewrite.of_kept(self._rebuilders[n].spans(keep[slice(*self._ranges[n])]), note=note)
 
@@ -139,17 +143,40 @@ class _Selection:
         everywhere = all(any(self._must[start:end]) for start, end in self._ranges)
         return everywhere and self._size(keep) >= self._options.target(self._total)
 
-    def _with_nearest(self, keep: list[bool]) -> list[bool]:
-        """With the unit, of those that could go, that shares most with the question, though there is no room for it:
-        without what answers all the rest stays for nothing. By words, which costs next to nothing.
+    def _missed(self, keep: list[bool]) -> str:
+        """A note where more stays than was asked for, else nothing."""
+        size, wanted = self._size(keep), self._options.target(self._total)
+        return missed_note(size, wanted=wanted, tokens=self._total) if size > wanted else ""
+
+    def _with_nearest(self, keep: list[bool], note: str) -> tuple[list[bool], str]:
+        """With the sentence, of those that could go, that shares most with the question, though there is no room for it
+        beside what must stay: without what answers all the rest stays for nothing. By words, and of what stays only
+        where those stand. The note says how many tokens must stay without it.
         """
         question = self._tasks[0].question
-        free = [i for i, stays in enumerate(keep) if not stays and i not in self._heads]
-        scores = self._words().bm25(question, stop_words=False) if free and question else ()
-        near = [i for i in free if i < len(scores) and scores[i] > 0]  # where time ran out there are fewer scores
-        if near:
-            keep[max(near, key=lambda i: (scores[i], -i))] = True
-        return self._with_headings(keep)
+        free = [i for i, stays in enumerate(keep) if not stays and i not in self._heads] if question else []
+        words = Words(map(self._text, free), expired=self._context.expired)
+        scores = words.bm25(question, stop_words=False)
+        if len(scores) < len(free):
+            note = f"{LATE_NOTE}: {len(scores)} of {len(free)} sentences compared with the question"
+        target = self._options.target(self._total)
+        longest = max(_ASIDE * target, _ASIDE_CHARS * self._per_char)
+        near = [k for k, i in enumerate(free[: len(scores)]) if scores[k] > 0 and self._estimate(i) <= longest]
+        if not near:
+            return keep, note
+        best = free[max(near, key=lambda k: (scores[k], -k))]
+        shared = shared_with(question)
+        most = shared(self._text(best))
+        if any(self._context.expired() or shared(self._text(i)) >= most for i, stays in enumerate(keep) if stays):
+            return keep, note
+        wider = keep.copy()
+        wider[best] = True
+        size, fresh = self._size(keep), self._size(self._with_headings(wider))
+        if self._options.ceiling_tokens is not None and fresh > max(self._options.ceiling_tokens, target):
+            return keep, note
+        if fresh > target and not note:
+            note = missed_note(size, wanted=target, tokens=self._total)
+        return wider, f"{note}, {fresh - size} more with the sentence nearest to the question" if note else note
 
     def _text(self, i: int) -> str:
         owner, unit = self._units[i]
@@ -247,9 +274,8 @@ class _Selection:
             yield found
             at, size = at + len(texts), _BATCH
 
-    def _chosen(self, judged: _Judged) -> list[bool]:
+    def _chosen(self, judged: _Judged, forced: list[bool]) -> list[bool]:
         vectors, relevance, seen = judged.vectors, judged.relevance.astype(np.float32), judged.seen
-        forced = self._forced(relevance, seen)
         target = self._options.target(self._total)
         spent = 1.3 * target - sum(self._estimate(i) for i, must in enumerate(forced) if must)
 

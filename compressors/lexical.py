@@ -36,6 +36,17 @@ _EMPTY = (
     " où pourquoi comment est sont était ont peut à au aux en dans sur pour par avec et ou ne pas el los las una"
     " uno yo él ella su sus quién qué cuál cuándo dónde cómo fue era ha puede del al por para con y o lo gli chi"
     " che quale quando dove perché come è sono può di da nel per"
+    " в во на с со к о об у из от до для по за и или а но не как что кто где когда почему зачем сколько какой какая"
+    " какое какие это этот эта эти он она оно они я ты вы мы его её их был была было были есть ли бы"
+    " في من على إلى الى عن مع هل ما ماذا متى أين اين كيف لماذا كم هو هي هذا هذه ذلك تلك التي الذي أن إن كان كانت"
+    " و أو لا لم قد"
+)
+# The same in pairs of characters, and in single ones beside another script.
+_EMPTY_PAIRS = (
+    "です ます まし した すか たか して する ある いる から まで こと もの この その なに どこ いつ だれ どの どう なぜ"
+    " いく くら ので とは には では は が を に で と も の か へ や"
+    " 什么 什麼 么时 时候 是什 的是 谁是 是谁 哪里 哪个 怎么 么样 怎样 为什 多少 如何 是否 了吗 的吗 吗 呢 的 是 了 在"
+    " 和 有 我 你 他 她 它"
 )
 _STRIDE = 4096  # terms between two looks at the clock
 _STEM = 3  # letters that stay at least
@@ -71,7 +82,19 @@ def _stem(word: str) -> str:
     return word
 
 
-_NOTHING = frozenset(_stem(word) if word.isascii() else word for word in _EMPTY.split())
+_NOTHING = frozenset(_stem(word) if word.isascii() else word for word in (*_EMPTY.split(), *_EMPTY_PAIRS.split()))
+
+
+def shared_with(question: str) -> Callable[[str], int]:
+    """How many of a question's words, stop words aside, a text has. Quick where it has none."""
+    asked = set(_terms(question)) - _NOTHING
+
+    def shared(text: str) -> int:
+        folded = text.casefold()
+        # A term is a piece of a word, so that most texts need not be cut into words.
+        return len(asked.intersection(_terms(text))) if any(term in folded for term in asked) else 0
+
+    return shared
 
 
 def _bags(texts: Iterable[str], expired: Callable[[], bool]) -> Iterator[Counter[str]]:

@@ -310,6 +310,82 @@ def test_what_answers_stays_though_protected_text_fills_the_budget(
         once = create("extractive", options).compress(prompt, context=context(question=question))
         kept = [*bill[:4], *(["Anna sold the boat to a stranger."] if answered else []), *bill[4:]]
         assert tool_texts(once.prompt) == [" ".join(kept)]
-        assert f"{once.tokens_after} must stay" in once.note
+        least = context().count(" ".join(bill))
+        more = f", {once.tokens_after - least} more with the sentence nearest to the question" if answered else ""
+        assert once.note.endswith(f"{least} must stay{more}")
         twice = create("extractive", options).compress(once.prompt, context=context(question=question))
         assert tool_texts(twice.prompt) == tool_texts(once.prompt)
+
+
+BILL = [f"Item {n} of the bill costs {n * 7}.50 euros." for n in range(1, 9)]
+SOLD = "Anna sold the boat to a stranger."
+
+
+def asked_of_documents(question: str, *texts: str) -> Prompt:
+    prompt = Prompt.from_messages([{"role": "user", "content": question}])
+    return prompt.insert_before(0, [(text, str(n)) for n, text in enumerate(texts)])
+
+
+def documents_of(prompt: Prompt) -> list[str]:
+    return [segment.text.strip() for segment in prompt.segments if segment.source]
+
+
+def test_what_answers_stays_where_what_must_stay_leaves_too_little_room(context: Make) -> None:
+    text = " ".join([*BILL, "Cats sleep on the sofa in the afternoon.", SOLD])
+    target = context().count(" ".join(BILL)) + 1
+    result = create("extractive", {"target_tokens": target, "min_tokens": 1}).compress(
+        asked_of_documents("Who sold the boat?", text), context=context(question="Who sold the boat?")
+    )
+    assert documents_of(result.prompt) == [" ".join([*BILL, SOLD])]
+    assert f"{target - 1} must stay, " in result.note
+
+
+def test_what_answers_stays_though_another_document_has_nothing_protected(context: Make) -> None:
+    bill, weather = " ".join([*BILL, "Cats sleep.", SOLD]), "It rains on the hills today. Birds sing all day long."
+    result = create("extractive", {"target_rate": 0.3, "min_tokens": 1}).compress(
+        asked_of_documents("Who sold the boat?", bill, weather), context=context(question="Who sold the boat?")
+    )
+    assert documents_of(result.prompt)[0] == " ".join([*BILL, SOLD])
+
+
+@pytest.mark.parametrize(
+    ("free", "options"),
+    [
+        pytest.param(SOLD, {"target_tokens": 20, "ceiling_tokens": 80}, id="the ceiling"),
+        pytest.param(f"Anna sold the boat {'on the very same day ' * 15}.", {"target_rate": 0.3}, id="its length"),
+        pytest.param("A boat is nice.", {"target_rate": 0.3}, id="what stays shares more words"),
+    ],
+)
+def test_nothing_goes_over_the_budget_against(free: str, options: dict[str, Any], context: Make) -> None:
+    bill = [*BILL, "They sold the boat for 900 euros."]
+    question = "Who sold the boat?" if free.startswith("A boat") else "Where is Anna?"
+    result = create("extractive", {**options, "min_tokens": 1}).compress(
+        asked_of_documents(question, " ".join([*bill, "Cats sleep.", free])), context=context(question=question)
+    )
+    assert documents_of(result.prompt) == [" ".join(bill)]
+
+
+def test_a_heading_with_the_words_of_the_question_is_no_answer(context: Make) -> None:
+    bill, question = "\n".join(f"- {item}" for item in BILL), "Who sold the boat?"
+    text = f"# The boat\n\n{bill}\n\nCats sleep.\n\n# Others\n\n{bill}\n\n{SOLD}"
+    result = create("extractive", {"target_rate": 0.3, "min_tokens": 1}).compress(
+        asked_of_documents(question, text), context=context(question=question)
+    )
+    assert documents_of(result.prompt) == [text.replace("Cats sleep.\n\n", "")]
+
+
+def test_what_was_not_compared_with_the_question_in_time_is_said(context: Make) -> None:
+    now = 0.0
+
+    def clock() -> float:
+        nonlocal now
+        now += 0.01
+        return now
+
+    text = " ".join([*BILL * 3, *["Cats sleep."] * 60, SOLD])
+    result = create("extractive", {"target_tokens": 20, "min_tokens": 1}).compress(
+        asked_of_documents("Who sold the boat?", text),
+        context=context(question="Who sold the boat?", clock=clock, deadline=0.4),
+    )
+    assert documents_of(result.prompt) == [" ".join(BILL * 3)]
+    assert result.note.endswith("of 61 sentences compared with the question")

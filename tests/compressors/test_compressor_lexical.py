@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from promptsluice.compressors import CompressionContext, create
-from promptsluice.compressors.lexical import Words, terms
+from promptsluice.compressors.lexical import Words, shared_with, terms
 from promptsluice.compressors.mmr import normalized
 from promptsluice.prompt import Prompt
 
@@ -76,6 +76,28 @@ def test_equal_bags_are_equal_and_known_is_a_share(found: list[str]) -> None:
 def test_a_question_in_other_words_is_not_known() -> None:
     words = Words(["The refund arrives in one week.", "The garden is green."])
     assert words.known("When does the refund arrive?") > 0.2 > words.known("Wann kommt mein Geld?")
+
+
+@pytest.mark.parametrize(
+    ("question", "text"),
+    [
+        ("ボートはどこですか", "今日はいい天気です。これは本です。"),
+        ("船是什么时候的", "什么时候是他的"),
+        ("أين في من", "كان الطقس جميلا في المدينة من أمس"),
+        ("где был в", "он был в городе"),
+        ("Wer ist das?", "Das ist ein Haus"),
+    ],
+)
+def test_stop_words_of_other_scripts_answer_nothing(question: str, text: str) -> None:
+    assert Words([text]).bm25(question, stop_words=False).tolist() == [0.0]
+    assert shared_with(question)(text) == 0
+
+
+def test_words_of_other_scripts_answer() -> None:
+    assert Words(["ボートは赤い", "猫は寝る"]).bm25("ボートの色は何ですか", stop_words=False).argmax() == 0
+    assert Words(["猫在睡觉", "船票很贵"]).bm25("船票多少钱", stop_words=False).argmax() == 1
+    assert Words(["القط نائم", "القارب في الميناء"]).bm25("أين القارب", stop_words=False).argmax() == 1
+    assert shared_with("Who sold Anna's boats?")("Anna sold the boat.") == 3
 
 
 def test_vectors_are_the_same_under_every_hash_seed() -> None:
