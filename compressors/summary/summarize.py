@@ -100,6 +100,7 @@ class _Summary:
         self._options, self._task, self._context = options, task, context
         self.failed = False
         self.stayed = 0
+        self._beside = False
 
     def rewrite(self) -> Rewrite | None:
         """None where no part of the text has a summary."""
@@ -115,11 +116,8 @@ class _Summary:
                 done, found = end, found + 1
         if not found:
             return None
-        note = (
-            f"summaries saved too little beside the facts that they lost: {self.stayed} of {found}"
-            if self.stayed
-            else ""
-        )
+        beside = " beside the facts that they lost" if self._beside else ""
+        note = f"summaries saved too little{beside}: {self.stayed} of {found}" if self.stayed else ""
         return replace(Rewrite.of_pieces([*pieces, (done, len(text))]), note=note)
 
     def _pieces(self, start: int, end: int, summary: str) -> Iterator[Piece]:
@@ -129,6 +127,7 @@ class _Summary:
         head = f"{MARK.format(chars=len(part))}\n{summary}"
         if len(head) + sum(last - first + 1 for first, last in kept) > _WORTH * len(part):
             self.stayed += 1
+            self._beside |= bool(kept)
             yield start, end
             return
         yield f"{head}\n{VERBATIM}\n" if kept else head

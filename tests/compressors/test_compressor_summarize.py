@@ -143,6 +143,9 @@ def test_the_time_for_an_answer_is_what_is_left(context: Make) -> None:
     assert [asked["timeout_s"] for asked in writer.asked] == [pytest.approx(3.6), 2]
 
 
+PLAIN = ("cat", "dog", "hen", "owl", "fox")
+
+
 def test_a_text_full_of_facts_stays(context: Make) -> None:
     bill = "".join(f"Item {n} of the bill costs {n * 7}.50 euros. " for n in range(40))
     options = {"backend": "writer", "model": "small", "min_tokens": 64}
@@ -150,6 +153,16 @@ def test_a_text_full_of_facts_stays(context: Make) -> None:
     assert found.prompt.messages[2]["content"] == bill
     assert found.note == "summaries saved too little beside the facts that they lost: 1 of 1"
     assert found.trouble == ""
+
+
+def test_a_summary_that_lost_nothing_and_saves_nothing_says_so(context: Make) -> None:
+    talk = "".join(f"the {a} sat beside a {b} on some {c}. " for a in PLAIN for b in PLAIN for c in PLAIN)
+    options = {"backend": "writer", "model": "small", "min_tokens": 64, "target_rate": 0.99}
+    found = create("summarize", options).compress(
+        chat(talk), context=context(generate=Writer(talk[: int(0.9 * len(talk)) - 5]))
+    )
+    assert found.prompt.messages[2]["content"] == talk
+    assert found.note == "summaries saved too little: 1 of 1"
 
 
 def test_without_a_backend_sentences_are_chosen(context: Make) -> None:
