@@ -134,10 +134,15 @@ def _print(ways: Sequence[Way], found: Sequence[Case], machinery: Machinery, opt
             _more(way, ways[0]),
             _more(way, peer[way.asked]) if way.asked in peer else "-",
             _interval([one.f1 for one in way.readings]),
-            str(sum(case.gold in text for case, text in zip(found, way.texts, strict=True))),
+            str(sum(stands(case.gold, text) for case, text in zip(found, way.texts, strict=True))),
             str(sum(_SUMMARY in text for text in way.texts)) if way.name in ("summarize", "summary") else "-",
         )
     console.print(table)
+
+
+def stands(gold: str, text: str) -> bool:
+    """Whether an answer stands in a text, as no part of a longer word."""
+    return re.search(rf"(?<!\w){re.escape(gold)}(?!\w)", text) is not None
 
 
 def _more(way: Way, base: Way) -> str:

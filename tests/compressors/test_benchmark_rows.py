@@ -88,3 +88,9 @@ def test_what_folded_lines_stand_for_is_not_lost(monkeypatch: pytest.MonkeyPatch
     assert made.lost(case, text) == []
     fewer = f"begin\n{line}\n[the line above 1 more time]\nend"
     assert made.lost(case, fewer) == ["2024-05-01 12:00:00", "7", "/items/42", "99"]
+
+
+def test_an_answer_stands_in_a_text_as_no_part_of_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    stands = script("compress_quality", monkeypatch).stands
+    assert [stands("no", text) for text in ("to the north", "He said no.", "no")] == [False, True, True]
+    assert stands("U.S.", "in the U.S. (then)") and stands("猫", "“猫”")
