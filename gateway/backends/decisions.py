@@ -6,6 +6,7 @@ Blocking; imports torch.
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
 from functools import partial
 
 from ...kv_reuse.blend import SpanHit
@@ -47,7 +48,7 @@ def decided(
         prefix=known,
         promising=lambda places: room.control.promising(ids, places, call.policy, **about),
     )
-    learn = partial(_for_next_time, room, call, found, own, background, moment)
+    learn = partial(_for_next_time, room, call, replace(found, reuse=None), own, background, moment)  # holds no KV
     if not found.wanted and known <= exact:
         return None, learn
     if not found.looked_up and known <= exact:

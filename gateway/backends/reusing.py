@@ -24,10 +24,10 @@ _LONG_QUESTION = 600  # characters; beyond it, a message that shows no documents
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reused:
-    """What may be given to the engine; for each salt what was found, and what is to be computed for next time, after
-    which anchor. `fresh` is text that was not known as chunks, under the salt `own`. `wanted` tokens could have been
-    stored; they were `looked_up`, or not worth it. `again` looks the same up once more: None where that is not what was
-    found, but computed after other anchors.
+    """What may be given to the engine; for each salt what was found, without its KV, and what is to be computed for
+    next time, after which anchor. `fresh` is text that was not known as chunks, under the salt `own`. `wanted` tokens
+    could have been stored; they were `looked_up`, or not worth it. `again` looks the same up once more: None where that
+    is not what was found, but computed after other anchors.
     """
 
     reuse: Reuse | None
@@ -89,11 +89,11 @@ def reused(
     looked_up = bool(places) and promising(places)
     plan_all = partial(_plans, room, ids, spans, policy, found={own: found})
     plans = plan_all() if looked_up else {}
-    known = plans[own].hits if looked_up else ()
+    known, served = plans[own].hits if looked_up else (), _copies(plans)
 
-    def again() -> Reuse | None:
+    def again() -> Reuse | None:  # it may wait for minutes, and holds no KV meanwhile
         anew = plan_all(sight=False)
-        return _given(anew) if _copies(anew) == _copies(plans) else None
+        return _given(anew) if _copies(anew) == served else None
 
     fresh = finder.fresh(
         ids,
@@ -106,7 +106,7 @@ def reused(
     )
     return Reused(
         reuse=_given(plans),
-        plans=tuple(plans.items()),
+        plans=tuple((salt, plan._replace(reuse=None)) for salt, plan in plans.items()),
         again=again,
         fresh=tuple(fresh),
         own=own,

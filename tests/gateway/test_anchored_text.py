@@ -1,15 +1,20 @@
 """Which sinks a room has, and when a chunk is computed once more behind a nearer one; on a tiny engine."""
 
+import gc
 import shutil
+import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from promptsluice.backend_engine.types import Reuse
 from promptsluice.gateway.backends.background import Lesson
 from promptsluice.gateway.backends.base import Call
 from promptsluice.gateway.backends.decisions import decided
 from promptsluice.gateway.backends.engine_room import EngineRoom
+from promptsluice.gateway.backends.reuse_control import Decided
 from promptsluice.gateway.backends.reusing import reused
 from promptsluice.gateway.backends.sinks import sinks_of
 from promptsluice.gateway.salts import Salts
@@ -18,6 +23,7 @@ from promptsluice.kv_reuse.blend import SpanHit
 from promptsluice.kv_reuse.tiered import TieredStore
 from promptsluice.policies import EmbeddedBackend
 from promptsluice.prompt import Prompt, Report
+from torch import Tensor
 
 from .test_learning_stored_text import BLEND, DOCUMENT, TEMPLATE
 
@@ -181,6 +187,30 @@ def test_a_check_of_another_copy_than_was_served_is_given_up(room: EngineRoom, m
         [match.chunk], anchor=sinks_of(room.tokenizer, room=8192)[0], salt=Salts().tenant("")
     ).computed
     assert found.again() is None and len(plan.hits) == 1
+
+
+def test_what_waits_for_a_check_or_to_be_learned_holds_no_kv(room: EngineRoom, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room.control, "promising", lambda *args, **options: True)
+    asked(room, "", Lessons())
+    checks: list[Callable[[], Reuse | None]] = []
+    keys: list[weakref.ref[Tensor]] = []
+    decide = room.control.decided
+
+    def watched(ids: Sequence[int], hits: Sequence[SpanHit], reuse: Reuse, *args: Any, **options: Any) -> Decided:
+        keys.extend(weakref.ref(span.kv.k) for span in reuse.spans)
+        checks.append(options["again"])
+        return replace(decide(ids, hits, reuse, *args, **options), reuse=None)
+
+    monkeypatch.setattr(room.control, "decided", watched)
+    prompt, background = prompt_of(""), Waiting()
+    call = Call(model="m", report=Report(), request_id="", prompt=prompt, policy=BLEND, tenant="")
+    tokens = room.encode(prompt, chunks=frozenset(), with_tools=True)
+    _, learn = decided(room, call, tokens, salts=Salts(), background=cast(Any, background))
+    gc.collect()
+    assert len(keys) == 1 and keys[0]() is None
+    again = checks[0]()
+    assert again is not None and len(again.spans) == 1
+    learn()
 
 
 @pytest.mark.parametrize(("fields", "general"), [({"kv_memory": "512KiB"}, 1), ({"context_limit": 2000}, 0)])
