@@ -287,6 +287,7 @@ def asked(begun: Begun, body: Mapping[str, Any], caller: Caller) -> dict[str, An
         "charged": caller.ticket is not None and caller.ticket.counts_tokens,
         "tenant": caller.tenant,
         "headers": caller.forwarded,
+        "arrived": begun.began,
         "unread": caller.path in _UNREAD and not caller.wants_report and begun.resolution.policy.cache is None,
     }
 

@@ -182,7 +182,7 @@ class Reuser:
         progress: Callable[[int, int], object] | None = None,
         salt: str | None = None,
         priority: int = -1,
-        wanted: int | None = None,
+        wanted: float | None = None,
     ) -> WarmReport:
         """Compute and store what is missing of `chunks` (token ids) after `anchor`, at the engine's `priority`. By
         default, for nobody knows where they will stand, that is the sink of a middle length, or a shorter one that
@@ -206,8 +206,8 @@ class Reuser:
         )
 
     @property
-    def now(self) -> int:
-        """The moment, as far as `forget` tells moments apart."""
+    def now(self) -> float:
+        """The moment, for `warm`: a reading of time.perf_counter."""
         return self._warmer.now
 
     def forget(self, chunks: Sequence[Sequence[int]], *, salt: str | None = None) -> int:

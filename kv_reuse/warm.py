@@ -75,7 +75,7 @@ class Warmer:
         self._lock = threading.Lock()
 
     @property
-    def now(self) -> int:
+    def now(self) -> float:
         """See Reuser.now."""
         return self._forgotten.now
 
@@ -87,7 +87,7 @@ class Warmer:
         instead: Sequence[Anchor],
         priority: int,
         progress: Callable[[int, int], object] | None,
-        wanted: int,
+        wanted: float,
     ) -> WarmReport:
         """See Reuser.warm. `chunks` are distinct, by the anchor that each is to be computed after; who is stored after
         one of those `instead` is present."""
@@ -113,7 +113,7 @@ class Warmer:
         return count
 
     def _warmed(
-        self, batch: Sequence[Ids], space: KeySpace, anchors: Sequence[Anchor], priority: int, wanted: int
+        self, batch: Sequence[Ids], space: KeySpace, anchors: Sequence[Anchor], priority: int, wanted: float
     ) -> list[str]:
         """What became of each chunk of the batch: it is computed after the first of `anchors` unless it is stored under
         any of them."""

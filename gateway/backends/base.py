@@ -1,5 +1,6 @@
 """The backend's contract: what answers a prepared prompt. The echo backend is its smallest implementation."""
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -35,6 +36,7 @@ class Asked:
     """What all requests for a completion have. A backend changes two things in it: `report` (tokens reused, recomputed,
     cached), and `reading`, which it begins when the prompt goes out to a server or into the engine.
 
+    `arrived` is the reading of time.perf_counter when it came, before its prompt was rewritten.
     `charged`: it has limits of tokens, so that its usage has to be known, whether its client asks for it or not.
     `model` is the name that the client asked for, without a policy suffix. `tenant` separates caches. `headers` are
     those of the client's headers that may go upstream. `unread`: nobody on the way back reads a stream's frames, and
@@ -51,6 +53,7 @@ class Asked:
     headers: Mapping[str, str] = field(default_factory=dict)
     unread: bool = False
     reading: Reading = field(default_factory=Reading)
+    arrived: float = field(default_factory=time.perf_counter)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

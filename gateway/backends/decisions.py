@@ -32,7 +32,7 @@ def decided(
     Also how to have computed in the background what is missing, or could be better, for next time: to be called when
     the request has ended, for it would share the engine's steps with it.
     """
-    began, moment = time.perf_counter(), room.reuser.now
+    began = time.perf_counter()
     own, retrieve, ids = salts.tenant(call.tenant), call.policy.retrieve, tokens.encoded.ids
     about = {"tenant": call.tenant, "collection": "" if retrieve is None else retrieve.collection}
     blending = room.control.blending(call.policy, about["collection"])
@@ -48,7 +48,7 @@ def decided(
         prefix=known,
         promising=lambda places: room.control.promising(ids, places, call.policy, **about),
     )
-    learn = partial(_for_next_time, room, call, replace(found, reuse=None), own, background, moment)  # holds no KV
+    learn = partial(_for_next_time, room, call, replace(found, reuse=None), own, background)  # holds no KV
     if not found.wanted and known <= exact:
         return None, learn
     if not found.looked_up and known <= exact:
@@ -65,10 +65,10 @@ def decided(
     return taken, learn
 
 
-def _for_next_time(room: EngineRoom, call: Call, found: Reused, own: str, background: Background, moment: int) -> None:
+def _for_next_time(room: EngineRoom, call: Call, found: Reused, own: str, background: Background) -> None:
     """What is asked for again, or belongs to a collection, is computed even where the engine finds no idle time; what
-    would only be better, and a client's text that may never come again, are not. Nor is what is forgotten after the
-    `moment` at which it was looked up."""
+    would only be better, and a client's text that may never come again, are not. Nor is what was deleted since the
+    request arrived: it may have been retrieved, or sent, before that."""
     until = time.monotonic() + _PATIENCE_S
 
     def later(job: Callable[[], object], *about: Hashable, anyway: bool) -> None:
@@ -78,18 +78,18 @@ def _for_next_time(room: EngineRoom, call: Call, found: Reused, own: str, backgr
     for salt, plan in found.plans:
         for wanted, anyway in ((plan.misses, True), (plan.poorer, False)):
             for anchor, chunks in plan.by_anchor(wanted).items():
-                warm = partial(room.reuser.warm, chunks, anchor=anchor, salt=salt, wanted=moment)
-                later(warm, *((salt, anchor, chunk, moment) for chunk in chunks), anyway=anyway)
+                warm = partial(room.reuser.warm, chunks, anchor=anchor, salt=salt, wanted=call.arrived)
+                later(warm, *((salt, anchor, chunk) for chunk in chunks), anyway=anyway)
     if any(segment.changed and segment.original is not None for segment in call.prompt.segments):
-        later(partial(_learn_originals, room, call, own, moment), anyway=False)
+        later(partial(_learn_originals, room, call, own), anyway=False)
     elif found.fresh:
-        warm = partial(room.reuser.warm, found.fresh, salt=own, wanted=moment)
-        later(warm, *((own, chunk, moment) for chunk in found.fresh), anyway=False)
+        warm = partial(room.reuser.warm, found.fresh, salt=own, wanted=call.arrived)
+        later(warm, *((own, chunk) for chunk in found.fresh), anyway=False)
     if room.reuser.finder.stale(own):
         background.run(partial(room.reuser.finder.sync, own))
 
 
-def _learn_originals(room: EngineRoom, call: Call, own: str, moment: int) -> None:
+def _learn_originals(room: EngineRoom, call: Call, own: str) -> None:
     """Compute what is new in a rewritten prompt as it came: what was chosen of documents for one question will not come
     again, the documents may."""
     fields = {name: call.prompt.body[name] for name in ("tools",) if name in call.prompt.body}
@@ -105,7 +105,7 @@ def _learn_originals(room: EngineRoom, call: Call, own: str, moment: int) -> Non
         prefix=room.service.known_tokens(tokens.encoded.ids, namespace=call.tenant),
         promising=lambda places: False,
     )
-    room.reuser.warm(found.fresh, salt=own, wanted=moment)
+    room.reuser.warm(found.fresh, salt=own, wanted=call.arrived)
 
 
 def _salt(salts: Salts, call: Call, segment: Segment) -> str:

@@ -146,6 +146,30 @@ def test_what_waits_to_be_computed_does_not_bring_back_what_was_deleted(
     assert asked(room, "", Lessons())[0] and room.reuser.forget(chunks, salt=salt) == 1, "it came again"
 
 
+@pytest.mark.parametrize("rewritten", [False, True])
+def test_what_was_deleted_after_a_request_had_arrived_is_not_learned_from_it(room: EngineRoom, rewritten: bool) -> None:
+    prompt, lessons, salt = prompt_of(""), Lessons(), Salts().tenant("")
+    tokens = room.encode(prompt, chunks=frozenset(), with_tools=True)
+    asked(room, "", lessons)
+    chunks = [match.chunk for match in room.reuser.finder.find(tokens.encoded.ids, salt=salt)]
+    assert len(chunks) == room.reuser.forget(chunks, salt=salt) == 1
+    if rewritten:
+        document = next(segment.id for segment in prompt.segments if DOCUMENT in segment.text)
+        prompt = prompt.replace({document: DOCUMENT[: len(DOCUMENT) // 4]})
+        tokens = room.encode(prompt, chunks=frozenset(), with_tools=True)
+
+    def learned(*, deleted: bool) -> int:
+        call = Call(model="m", report=Report(), request_id="", prompt=prompt, policy=BLEND, tenant="")
+        if deleted:  # while the request is rewritten, before its backend has it
+            room.reuser.forget(chunks, salt=salt)
+        decided(room, call, tokens, salts=Salts(), background=cast(Any, lessons))[1]()
+        assert len(lessons.done()) == 1
+        return room.reuser.forget(chunks, salt=salt)
+
+    assert learned(deleted=True) == 0
+    assert learned(deleted=False) == 1
+
+
 def test_the_time_of_slow_tiers_that_were_asked_in_vain_is_not_that_of_memory(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -188,7 +188,7 @@ def test_who_found_a_chunk_while_it_was_deleted_does_not_compute_it_again():
             moments.append(reuser.now)
             return super().delete(key)
 
-    moments: list[int] = []
+    moments: list[float] = []
     reuser, _ = make(Watched(1 << 20))
     reuser.warm([A])
     reuser.forget([A])
@@ -196,12 +196,13 @@ def test_who_found_a_chunk_while_it_was_deleted_does_not_compute_it_again():
 
 
 def test_what_was_forgotten_too_long_ago_to_be_known_counts_as_forgotten():
-    forgotten = Forgotten(most=2)
+    moments = iter([1.0, 2.0, 3.0])
+    forgotten = Forgotten(most=2, clock=lambda: next(moments))
     forgotten.add(["a"])
-    assert [forgotten.since(name, 0) for name in "ab"] == [True, False] and not forgotten.since("a", 1)
+    assert [forgotten.since(name, 0.5) for name in "ab"] == [True, False] and not forgotten.since("a", 1.5)
     forgotten.add("bc")
-    assert forgotten.now == 2 and forgotten.since("d", 0) and not forgotten.since("d", 1)
-    assert forgotten.since("b", 1) and not forgotten.since("b", 2)
+    assert forgotten.since("d", 0.5) and not forgotten.since("d", 1.5)
+    assert forgotten.since("b", 1.5) and forgotten.since("b", 2.0) and not forgotten.since("b", forgotten.now)
 
 
 def test_plan_places_hits_and_names_misses():
