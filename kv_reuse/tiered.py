@@ -15,6 +15,7 @@ from .ram import RamStore
 from .store import ChunkStore, EmptyStore, Listed, StoredChunk, TierStats
 
 _DELETED = 1 << 12  # chunks that are remembered for as long as reading one from a slow tier may take
+_LONG_AGO = 0.0
 
 
 class TieredStore(ChunkStore):
@@ -33,9 +34,10 @@ class TieredStore(ChunkStore):
         tier: str = "ram",
         place: Place | None = None,
     ) -> None:
-        self._memory = RamStore(ram_budget, tier=tier, place=place or Host(), on_evict=self._spill)
+        self._memory = RamStore(ram_budget, tier=tier, place=place or Host(), on_evict=self._evicted)
         self._below = below
         self._only_here: set[ChunkKey] = set()
+        self._since: dict[ChunkKey, float] = {}  # when what is in memory came
         self._deleted = Forgotten(most=_DELETED)
         self._lock = threading.Lock()
 
@@ -44,17 +46,24 @@ class TieredStore(ChunkStore):
         if chunk is None:
             moment = self._deleted.now
             chunk = self._below.get(key)
-            if chunk is not None and self._memory.put(key, chunk):
+            if chunk is not None:
+                with self._lock:
+                    self._since[key] = moment
+                if not self._memory.put(key, chunk):
+                    self._came(key)
+                    return chunk
                 placed = self._memory.peek(key)
                 if self._deleted.since(key.digest, moment):
                     self._memory.delete(key)
+                    self._came(key)
                 return replace(placed, tier=chunk.tier) if placed is not None else chunk
         return chunk
 
     def put(self, key: ChunkKey, chunk: StoredChunk) -> bool:
         with self._lock:
             self._only_here.add(key)
-        return self._memory.put(key, chunk) or self._spill(key, chunk)
+            self._since[key] = self._deleted.now
+        return self._memory.put(key, chunk) or self._evicted(key, chunk)
 
     def contains(self, key: ChunkKey) -> bool:
         return self._memory.contains(key) or self._below.contains(key)
@@ -65,8 +74,10 @@ class TieredStore(ChunkStore):
     def delete(self, key: ChunkKey) -> int:
         with self._lock:
             self._only_here = {other for other in self._only_here if other.digest != key.digest}
+            self._since = {other: came for other, came in self._since.items() if other.digest != key.digest}
+        self._deleted.add([key.digest])  # whoever is taking it below takes it out there again
         below = self._below.delete(key)
-        self._deleted.add([key.digest])  # whoever has just read it there takes it out of memory again
+        self._deleted.add([key.digest])  # whoever has just read it there, out of memory
         return below + self._memory.delete(key)
 
     def catalogue(self) -> Iterator[Listed]:
@@ -81,13 +92,27 @@ class TieredStore(ChunkStore):
         for key in keys:
             chunk = self._memory.peek(key)
             if chunk is not None:  # else it is being spilled by the thread whose `put` evicted it
-                self._spill(key, chunk)
+                with self._lock:
+                    came = self._since.get(key, _LONG_AGO)
+                self._spill(key, chunk, came)
         self._below.flush()
 
-    def _spill(self, key: ChunkKey, chunk: StoredChunk) -> bool:
+    def _evicted(self, key: ChunkKey, chunk: StoredChunk) -> bool:
+        return self._spill(key, chunk, self._came(key))
+
+    def _came(self, key: ChunkKey) -> float:
+        """When what has left memory had come there; of what was deleted since, long ago."""
+        with self._lock:
+            return self._since.pop(key, _LONG_AGO)
+
+    def _spill(self, key: ChunkKey, chunk: StoredChunk, came: float) -> bool:
         with self._lock:
             self._only_here.discard(key)
-        return self._below.put(key, chunk)
+        kept = self._below.put(key, chunk)
+        if not self._deleted.since(key.digest, came):
+            return kept
+        self._below.delete(key)  # which was asked for before it was there
+        return False
 
 
 class BackedStore(ChunkStore):

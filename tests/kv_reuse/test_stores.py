@@ -280,6 +280,33 @@ def test_a_chunk_that_is_deleted_while_it_is_read_from_a_slow_tier_stays_nowhere
     assert store.put(key, chunk) and store.get(key) is not None and store.at_hand(key), "it is stored again"
 
 
+@pytest.mark.parametrize("flushed", [False, True])
+def test_a_chunk_that_is_deleted_on_its_way_to_a_slow_tier_stays_nowhere(flushed: bool):
+    writing, go = threading.Event(), threading.Event()
+
+    class Slow(RamStore):
+        def put(self, key: ChunkKey, chunk: StoredChunk) -> bool:
+            writing.set()
+            assert go.wait(10)
+            return super().put(key, chunk)
+
+    (key, chunk), (other, another) = make(1), make(2)
+    slow = Slow(1 << 20)
+    store = TieredStore(slow, ram_budget=chunk.nbytes)
+    store.put(key, chunk)
+    moving = threading.Thread(target=store.flush if flushed else lambda: store.put(other, another))
+    moving.start()
+    assert writing.wait(10)
+    store.delete(key)
+    go.set()
+    moving.join()
+    assert not store.contains(key) and not slow.contains(key)
+    store.put(other, another)
+    store.put(key, chunk)
+    store.flush()
+    assert slow.contains(key) and slow.contains(other), "what comes after that is kept as ever"
+
+
 def test_pinned_memory_is_counted_as_what_it_takes(monkeypatch: pytest.MonkeyPatch):
     """Where memory is pinned, each tensor takes the next power of two."""
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
