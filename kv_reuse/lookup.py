@@ -63,7 +63,8 @@ class Lookup:
         self._store = store
         self._anchors = anchors
         self._clock = clock
-        self._absent: OrderedDict[bytes, float] = OrderedDict()  # until when, by what was not there; ascending
+        # Until when, and how many of a chunk's keys, the best first, were not there; by the first of them, ascending.
+        self._absent: OrderedDict[bytes, tuple[float, int]] = OrderedDict()
         self._lock = threading.Lock()
         self._loaders = ThreadPoolExecutor(_LOADERS, thread_name_prefix="chunk-load")  # they end with this
         self._own_seen, self._near_seen = Sights(most=_ANCHORS_SEEN), Sights(most=_CHUNKS_SEEN)
@@ -85,7 +86,8 @@ class Lookup:
         best = partial(map, self._best) if len(slow) < 2 else partial(self._loaders.map, self._best)
         found.update(zip(slow, best(slow, [wishes[ids].keys for ids in slow]), strict=True))
         looked = {ids: wish.looked(found[ids], slow=ids in slow) for ids, wish in wishes.items()}
-        self._note_absent(wishes[ids].keys[0] for ids, one in looked.items() if one.sought)
+        sought = ((ids, found[ids]) for ids, one in looked.items() if one.sought)
+        self._note_absent((wishes[ids].keys[0], one[1]) for ids, one in sought if one is not None)
         return looked
 
     def _wishes(self, places: Sequence[Match], space: KeySpace, own: Sequence[Anchor], sight: bool) -> dict[Ids, _Wish]:
@@ -106,24 +108,28 @@ class Lookup:
         """The place of the key that is in memory, and good enough not to look for a better one elsewhere.
 
         That is the best one. For whoever comes the first time it is the nearest sink there, for that a nearer one
-        exists is not likely enough to ask slow tiers for it; and so it is where these had none a short time ago.
+        exists is not likely enough to ask slow tiers for it; and so it is, bare or not, where these had none a short
+        time ago.
         """
         sinks = max(1, len(wish.keys) - 1)
         last = 1 if wish.own else wish.best + 1 if wish.again else sinks
-        rank = next((rank for rank in range(sinks) if self._store.at_hand(wish.keys[rank])), None)
-        return rank if rank is None or rank < last or self._is_absent(wish.keys[0]) else None
+        rank = next((rank for rank, key in enumerate(wish.keys) if self._store.at_hand(key)), None)
+        enough = rank is not None and (rank < min(last, sinks) or self._is_absent(wish.keys[0], rank))
+        return rank if enough else None
 
-    def _note_absent(self, keys: Iterable[ChunkKey]) -> None:
+    def _note_absent(self, keys: Iterable[tuple[ChunkKey, int]]) -> None:
         with self._lock:
-            for key in keys:
-                self._absent[_mark(key)] = self._clock() + _ABSENT_S
+            for key, count in keys:
+                self._absent[_mark(key)] = self._clock() + _ABSENT_S, count
                 self._absent.move_to_end(_mark(key))
                 if len(self._absent) > _CHUNKS_SEEN:
                     self._absent.popitem(last=False)
 
-    def _is_absent(self, key: ChunkKey) -> bool:
+    def _is_absent(self, key: ChunkKey, count: int) -> bool:
+        """Whether the first `count` of a chunk's keys, of which this one is the first, were not there."""
         with self._lock:
-            return self._absent.get(_mark(key), 0.0) > self._clock()
+            until, absent = self._absent.get(_mark(key), (0.0, 0))
+            return until > self._clock() and absent >= count
 
     def _best(self, ids: Ids, keys: Sequence[ChunkKey], first: int = 0) -> tuple[StoredChunk, int] | None:
         """The chunk under the first of `keys[first:]` that is stored, and that key's place in `keys`. A chunk that is

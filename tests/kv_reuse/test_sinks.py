@@ -356,6 +356,39 @@ def test_slow_tiers_that_have_no_nearer_sink_are_not_asked_again_for_a_while() -
     assert looked.chunk is not None and looked.chunk.position == len(LONG), "what was stored meanwhile is at hand"
 
 
+def test_slow_tiers_that_have_no_sink_at_all_are_not_asked_again_for_a_while() -> None:
+    class Slow(RamStore):
+        asked = 0
+
+        def contains(self, key: ChunkKey) -> bool:
+            self.asked += 1
+            return super().contains(key)
+
+    slow, now = Slow(1 << 20, tier="disk"), 100.0
+    store = TieredStore(slow, ram_budget=1 << 20)
+    reuser, _ = make(store, sinks=SINKS)
+    lookup = Lookup(store, Anchors(SINKS), clock=lambda: now)
+    reuser.warm([A], anchor=BARE)
+
+    def asked() -> tuple[int, int, bool, bool]:
+        slow.asked = 0
+        looked = lookup.look([Match(30, len(A), A, 0)], KeySpace("model"), own=(), sight=True)[A]
+        assert looked.chunk is not None
+        return looked.chunk.position, slow.asked, looked.sought, looked.poorer
+
+    assert [asked() for _ in range(3)] == [(0, 3, True, True), (0, 0, False, True), (0, 0, False, True)]
+    now = 161.0
+    assert [asked() for _ in range(2)] == [(0, 3, True, True), (0, 0, False, True)]
+    other, _ = make(slow, sinks=SINKS)  # another process with the same slow tier
+    other.warm([A], anchor=SHORT)
+    now = 222.0
+    assert [asked()[0] for _ in range(2)] == [len(SHORT), len(SHORT)]
+    bare = KeySpace("model").key(A)
+    store._memory.delete(bare)
+    assert store.get(bare) is not None and store.at_hand(bare)
+    assert asked()[0] == len(SHORT), "only the two before that sink were not there"
+
+
 def test_slow_tiers_are_not_asked_for_sinks_that_are_too_long_here() -> None:
     store = TieredStore(RamStore(1 << 20, tier="disk"), ram_budget=1 << 20)
     reuser, _ = make(store, sinks=SINKS, longest_sink=len(MIDDLE))
