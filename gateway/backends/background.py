@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ...prompt import PromptsluiceError
@@ -63,9 +63,18 @@ class Background:
                 self._submit(job)
 
     def learn(self, lesson: Lesson) -> None:
-        """Have it done in idle time, unless it is about nothing but what waits already. Where there is no room the
-        oldest one is forgotten, of those that need not be done while there are any."""
+        """Have it done in idle time, unless it is about nothing but what waits already. In place of one that waits and
+        is about no more than this one, it is done when that one would have been. Where there is no room the oldest one
+        is forgotten, of those that need not be done while there are any."""
         with self._lock:
+            covered = [one for one in self._lessons if one.about and one.about <= lesson.about]
+            covered = [one for one in covered if lesson.anyway or not one.anyway]
+            if covered:
+                until = min(lesson.until, *(one.until for one in covered))
+                self._lessons[self._lessons.index(covered[0])] = replace(lesson, until=until)
+                for one in covered[1:]:
+                    self._lessons.remove(one)
+                return
             if lesson.about and lesson.about <= self._awaited(anyway=lesson.anyway):
                 return
             self._lessons.append(lesson)

@@ -4,10 +4,12 @@ Blocking; imports torch.
 """
 
 import time
+from array import array
 from bisect import bisect_right
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from functools import partial
+from hashlib import blake2b
+from typing import NamedTuple
 
 from ...kv_reuse.blend import SpanHit
 from ...kv_reuse.controller import Choice, Way
@@ -22,6 +24,14 @@ from .reusing import Reused, reused
 _PATIENCE_S = 10.0  # that learning waits for idle time
 
 Learn = Callable[[], None]
+
+
+class _Lesson(NamedTuple):
+    """A job, whether it is to be done without idle time, too, and short names of the chunks that it computes."""
+
+    job: Callable[[], object]
+    anyway: bool
+    about: frozenset[bytes]
 
 
 def decided(
@@ -48,7 +58,7 @@ def decided(
         prefix=known,
         promising=lambda places: room.control.promising(ids, places, call.policy, **about),
     )
-    learn = partial(_for_next_time, room, call, replace(found, reuse=None), own, background)  # holds no KV
+    learn = partial(_for_next_time, room, _lessons(room, call, found, own), own, background)
     if not found.wanted and known <= exact:
         return None, learn
     if not found.looked_up and known <= exact:
@@ -65,28 +75,39 @@ def decided(
     return taken, learn
 
 
-def _for_next_time(room: EngineRoom, call: Call, found: Reused, own: str, background: Background) -> None:
-    """What is asked for again, or belongs to a collection, is computed even where the engine finds no idle time; what
-    would only be better, and a client's text that may never come again, are not. Nor is what was deleted since the
-    request arrived: it may have been retrieved, or sent, before that."""
-    until = time.monotonic() + _PATIENCE_S
-
-    def later(job: Callable[[], object], *about: Hashable, anyway: bool) -> None:
-        idle, named = lambda: room.service.idle, frozenset(about)
-        background.learn(Lesson(job=job, idle=idle, until=until, anyway=anyway, about=named))
-
+def _lessons(room: EngineRoom, call: Call, found: Reused, own: str) -> list[_Lesson]:
+    """What to compute for next time. What is asked for again, or belongs to a collection, is computed even where the
+    engine finds no idle time; what would only be better, and a client's text that may never come again, are not. Nor is
+    what was deleted since the request arrived: it may have been retrieved, or sent, before that."""
+    lessons: list[_Lesson] = []
     for salt, plan in found.plans:
         for wanted, anyway in ((plan.misses, True), (plan.poorer, False)):
             for anchor, chunks in plan.by_anchor(wanted).items():
                 warm = partial(room.reuser.warm, chunks, anchor=anchor, salt=salt, wanted=call.arrived)
-                later(warm, *((salt, anchor, chunk) for chunk in chunks), anyway=anyway)
+                lessons.append(_Lesson(warm, anyway, _names(chunks, salt, _digest(anchor))))
     if any(segment.changed and segment.original is not None for segment in call.prompt.segments):
-        later(partial(_learn_originals, room, call, own), anyway=False)
+        lessons.append(_Lesson(partial(_learn_originals, room, call, own), False, frozenset()))
     elif found.fresh:
         warm = partial(room.reuser.warm, found.fresh, salt=own, wanted=call.arrived)
-        later(warm, *((own, chunk) for chunk in found.fresh), anyway=False)
+        lessons.append(_Lesson(warm, False, _names(found.fresh, own, b"")))
+    return lessons
+
+
+def _for_next_time(room: EngineRoom, lessons: Sequence[_Lesson], own: str, background: Background) -> None:
+    """On an event loop, so that it reads no tokens."""
+    until, idle = time.monotonic() + _PATIENCE_S, lambda: room.service.idle
+    for one in lessons:
+        background.learn(Lesson(job=one.job, idle=idle, until=until, anyway=one.anyway, about=one.about))
     if room.reuser.finder.stale(own):
         background.run(partial(room.reuser.finder.sync, own))
+
+
+def _names(chunks: Sequence[Sequence[int]], salt: str, anchor: bytes) -> frozenset[bytes]:
+    return frozenset(_digest(chunk, salt.encode(), anchor) for chunk in chunks)
+
+
+def _digest(ids: Sequence[int], *more: bytes) -> bytes:
+    return blake2b(array("q", ids).tobytes() + b"".join(more), digest_size=16).digest()
 
 
 def _learn_originals(room: EngineRoom, call: Call, own: str) -> None:

@@ -114,11 +114,13 @@ def test_a_lesson_names_what_it_is_about(room: EngineRoom, monkeypatch: pytest.M
         waiting = Waiting()
         for _ in range(3):
             asked(room, "", waiting)
+            room.reuser.forget([[1, 2, 3]])  # another chunk
         told.append([lesson.about for lesson in waiting.told])
         asked(room, "", Lessons() if learning else waiting)
     (new, *more), (nearer, *again) = told
     assert new and more == [new] * 2 and nearer and again == [nearer]
     assert len(new) == len(nearer) and not new & nearer
+    assert all(isinstance(name, bytes) and len(name) == 16 for name in new | nearer), "no chunk is hashed to compare"
 
 
 class Waiting(Lessons):

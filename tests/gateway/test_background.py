@@ -94,10 +94,23 @@ def test_a_lesson_about_what_waits_already_is_not_queued(background: Background)
         background.learn(lesson(partial(done.append, name), idle=quiet.is_set, anyway=anyway, about=about))
     quiet.set()
     drained(background)
-    assert done == ["first", "more", "needed", "unnamed", "unnamed again"]
+    assert done == ["same", "more", "needed again", "unnamed", "unnamed again"]
     background.learn(lesson(partial(done.append, "later"), idle=quiet.is_set, about="ab"))
     drained(background)
     assert done[-1] == "later"
+
+
+def test_a_lesson_that_comes_again_waits_no_longer_for_that(background: Background) -> None:
+    quiet, done = threading.Event(), list[str]()
+    background.learn(lesson(lambda: done.append("old"), wait_s=0.2, anyway=True, about="a"))
+    background.learn(lesson(lambda: done.append("other"), idle=quiet.is_set, about="b"))
+    background.learn(lesson(lambda: done.append("new"), anyway=True, about="ac"))
+    while not done:
+        time.sleep(0.001)
+    assert done == ["new"], "which knows what was deleted since the old one came"
+    quiet.set()
+    drained(background)
+    assert done == ["new", "other"]
 
 
 def test_what_must_be_done_finds_room(background: Background) -> None:
