@@ -9,6 +9,7 @@ Without either, the ids are exactly those of transformers' `apply_chat_template`
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,8 @@ from .token_bytes import TokenBytes
 # Of models that are loaded at once, each in its thread: transformers is found half imported by the second one.
 _IMPORTING = threading.Lock()
 # In place of transformers' own function, instead of which it passes no other one on to a template.
-_DATED = "{{%- macro strftime_now(format) -%}}{}{{%- endmacro -%}}"
+_DATED = "{{%- macro strftime_now(format) -%}}{{{{ format{} }}}}{{%- endmacro %}}\n"  # the line's end is trimmed
+_DATES = ("a", "A", "b", "B", "d", "-d", "m", "-m", "y", "Y", "j")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +87,14 @@ class ChatTokenizer:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chunks: Sequence[ChunkMark] = (),
-        day: str | None = None,
+        day: date | None = None,
     ) -> Encoded:
         """Render Chat Completions messages with the model's template, up to where the assistant begins to speak.
 
         `chunks` are disjoint; each becomes exactly `encode_plain` of its characters. `day` is what a template writes
-        that asks for the date, in whatever form; else it gets that of now. Raises BadRequest naming the message or
-        field that the model cannot take (an image, tools without support, what the template itself rejects).
+        that asks for the date, its name or its numbers (not the time); else it gets that of now. Raises BadRequest
+        naming the message or field that the model cannot take (an image, tools without support, what the template
+        itself rejects).
         """
         template = self._chat_template(bool(tools))
         if tools and "tools" not in template:
@@ -138,10 +141,13 @@ class ChatTokenizer:
             raise BadRequest("this model has no chat template; it cannot answer chat messages", param="model")
         return self._template.get_chat_template(None, [{}] if with_tools else None)
 
-    def _render(self, messages: list[Any], tools: list[Any] | None, day: str | None) -> str:
+    def _render(self, messages: list[Any], tools: list[Any] | None, day: date | None) -> str:
         from jinja2 import TemplateError
 
-        template = None if day is None else _DATED.format(day) + self._chat_template(bool(tools))
+        template = self._chat_template(bool(tools))
+        if day is not None and "strftime_now" in template:
+            letters = "".join(f"|replace('%{one}', '{day.strftime(f'%{one}')}')" for one in _DATES)
+            template = _DATED.format(letters) + template
         try:
             return self._template.apply_chat_template(
                 messages, tools=tools, chat_template=template, add_generation_prompt=True, tokenize=False

@@ -2,12 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date
 from typing import Any
 
 from ...backend_engine.chat import ChunkMark
 from ...backend_engine.tokenizer import ChatTokenizer
 from ...kv_reuse.anchors import Anchor
 from ...kv_reuse.prose import DOCUMENTS
+from ...prompt import BadRequest
 from ...rag.render import render_block
 
 LADDER = (1, 4, 8)
@@ -17,7 +19,7 @@ Each rung may cost one more stored copy of a chunk. What was measured (docs/kv_r
 of about this range; these three of it were not, nor longer ones.
 """
 
-_DAY = "01 Jan 2025"  # for templates that write the date: what is stored serves on the next day, too
+_DAY = date(2025, 1, 1)  # for templates that write the date: what is stored serves on the next day, too
 _PART = 5  # a sink may take one part in so many of a prompt; the others are for chunks
 
 
@@ -61,5 +63,9 @@ def _before_each(
         if marked:
             marks.append(ChunkMark(message=len(before), part=None, start=len(content), end=len(content) + len(text)))
         content += text
-    encoded = tokenizer.encode_chat([*before, {"role": "user", "content": content}], chunks=marks, day=_DAY)
+    chat = [*before, {"role": "user", "content": content}]
+    try:
+        encoded = tokenizer.encode_chat(chat, chunks=marks, day=_DAY)
+    except BadRequest:  # by a template that takes the time apart, which has no fixed one
+        encoded = tokenizer.encode_chat(chat, chunks=marks)
     return {mark: encoded.ids[:start] for start, _, mark in encoded.spans}

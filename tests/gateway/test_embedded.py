@@ -93,9 +93,33 @@ def test_a_template_that_writes_the_date_has_the_same_sinks_every_day(smollm2_di
     (tmp_path / "chat_template.jinja").write_text(dated + "{% for one in messages %}{{ one['content'] }}{% endfor %}")
     tokenizer = ChatTokenizer(tmp_path)
     sinks = [tokenizer.decode(sink) for sink in sinks_of(tokenizer, room=8192)]
-    assert len(sinks) == 3 and all(sink.startswith("It is the 01 Jan 2025.\n") for sink in sinks)
+    assert len(sinks) == 3 and all(sink.startswith("It is the 01.01.2025.\n") for sink in sinks)
     chat = [{"role": "user", "content": "Hello"}]
     assert tokenizer.decode(tokenizer.encode_chat(chat).ids) == f"It is the {datetime.now():%d.%m.%Y}.\nHello"
+
+
+@pytest.mark.parametrize(
+    ("dated", "begins"),
+    [
+        ("\n {{ strftime_now('%d %b %Y').split()[2] | int + 1 }}\n", "\n 2026\n"),
+        ("\n  {% if true %}{{ strftime_now('%-d.%-m.%y') }}{% endif %};", "\n1.1.25;"),
+        ("  {% if true %}{{ strftime_now('%A, %j') }}{% endif %};", "Wednesday, 001;"),
+        ("{{ strftime_now('%H') | int(5) - strftime_now('%H') | int(7) }};", "-2;"),
+        ("{% if '%' in strftime_now('%H') %}{{ raise_exception('no hour') }}{% endif %}any;", "any;"),
+        ("\n\nNo date;", "\n\nNo date;"),
+    ],
+)
+def test_a_template_that_takes_the_date_apart_has_sinks(
+    smollm2_dir: Path, tmp_path: Path, dated: str, begins: str
+) -> None:
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(smollm2_dir / name, tmp_path)
+    (tmp_path / "chat_template.jinja").write_text(
+        f"{dated}{{% for one in messages %}}{{{{ one['content'] }}}}{{% endfor %}}"
+    )
+    tokenizer = ChatTokenizer(tmp_path)
+    sinks = [tokenizer.decode(sink) for sink in sinks_of(tokenizer, room=8192)]
+    assert len(sinks) == 3 and [sink[: len(begins)] for sink in sinks] == [begins] * 3
 
 
 def test_a_sink_is_what_a_retrieved_documents_text_is_behind_in_a_chat(smollm2_dir: Path) -> None:
