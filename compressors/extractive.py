@@ -41,9 +41,9 @@ class Extractive(LossyOptions):
 
     Segments of one message share one budget, so that a useful document stays and a useless one goes, except for its
     best sentence. A unit with protected text stays; where such units leave room for no other, so does the sentence that
-    shares most words with the question, if it shares more than any of them and `ceiling_tokens` has room. A heading
-    stays with anything it heads. `redundancy` from 0 (relevance alone) to 1. A segment is judged by the question of its
-    own turn (see question.py).
+    shares most words with the question, unless one that stays shares the same words or `ceiling_tokens` has no room. A
+    heading stays with anything it heads. `redundancy` from 0 (relevance alone) to 1. A segment is judged by the
+    question of its own turn (see question.py).
 
     `relevance` is by "words" shared with the question (BM25), by "meaning" (an embedder), by a "cross_encoder" that
     reads the question with each unit (`model`: its folder), or "auto": by words, but by meaning where the text has too
@@ -166,8 +166,8 @@ class _Selection:
             return keep, note
         best = free[max(near, key=lambda k: (scores[k], -k))]
         shared = shared_with(question)
-        most = shared(self._text(best))
-        if any(self._context.expired() or shared(self._text(i)) >= most for i, stays in enumerate(keep) if stays):
+        asked = shared(self._text(best))
+        if any(self._context.expired() or shared(self._text(i)) >= asked for i, stays in enumerate(keep) if stays):
             return keep, note
         wider = keep.copy()
         wider[best] = True

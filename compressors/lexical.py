@@ -85,14 +85,14 @@ def _stem(word: str) -> str:
 _NOTHING = frozenset(_stem(word) if word.isascii() else word for word in (*_EMPTY.split(), *_EMPTY_PAIRS.split()))
 
 
-def shared_with(question: str) -> Callable[[str], int]:
-    """How many of a question's words, stop words aside, a text has. Quick where it has none."""
-    asked = set(_terms(question)) - _NOTHING
+def shared_with(question: str) -> Callable[[str], frozenset[str]]:
+    """Which terms of a question, stop words aside, a text has. Quick where it has none."""
+    asked = frozenset(_terms(question)) - _NOTHING
 
-    def shared(text: str) -> int:
+    def shared(text: str) -> frozenset[str]:
         folded = text.casefold()
         # A term is a piece of a word, so that most texts need not be cut into words.
-        return len(asked.intersection(_terms(text))) if any(term in folded for term in asked) else 0
+        return asked.intersection(_terms(text)) if any(term in folded for term in asked) else frozenset()
 
     return shared
 

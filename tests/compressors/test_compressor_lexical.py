@@ -90,14 +90,14 @@ def test_a_question_in_other_words_is_not_known() -> None:
 )
 def test_stop_words_of_other_scripts_answer_nothing(question: str, text: str) -> None:
     assert Words([text]).bm25(question, stop_words=False).tolist() == [0.0]
-    assert shared_with(question)(text) == 0
+    assert shared_with(question)(text) == frozenset()
 
 
 def test_words_of_other_scripts_answer() -> None:
     assert Words(["ボートは赤い", "猫は寝る"]).bm25("ボートの色は何ですか", stop_words=False).argmax() == 0
     assert Words(["猫在睡觉", "船票很贵"]).bm25("船票多少钱", stop_words=False).argmax() == 1
     assert Words(["القط نائم", "القارب في الميناء"]).bm25("أين القارب", stop_words=False).argmax() == 1
-    assert shared_with("Who sold Anna's boats?")("Anna sold the boat.") == 3
+    assert shared_with("Who sold Anna's boats?")("Anna sold the boat.") == {"anna", "boat", "sold"}
 
 
 def test_vectors_are_the_same_under_every_hash_seed() -> None:
