@@ -167,7 +167,8 @@ class _Selection:
         best = free[max(near, key=lambda k: (scores[k], -k))]
         shared = shared_with(question)
         asked = shared(self._text(best))
-        if any(self._context.expired() or shared(self._text(i)) >= asked for i, stays in enumerate(keep) if stays):
+        staying = (i for i, stays in enumerate(keep) if stays and i not in self._heads)
+        if any(self._context.expired() or shared(self._text(i)) >= asked for i in staying):
             return keep, note
         wider = keep.copy()
         wider[best] = True
