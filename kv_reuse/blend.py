@@ -43,7 +43,7 @@ class SpanHit(NamedTuple):
 class ReusePlan(NamedTuple):
     """`reuse` goes into the engine's request (None: nothing was found).
 
-    `misses` were not found. `poorer` were found, but under an anchor that fits less well, and came so before. For next
+    `misses` were not found, of chunks that can be computed here. `poorer` were found, but under an anchor that fits less well, and came so before. For next
     time, each of both is to be warmed after its one of `anchors`, or bare where it has none there. `sought`: slow tiers
     were asked in vain for better ones than there are in memory, so that the time says little of the tiers of `hits`.
     """
@@ -104,6 +104,7 @@ class Reuser:
         self._fingerprint = fingerprint
         self._salt = salt
         room = spec.max_context if memory is None else min(spec.max_context, memory)
+        self._room = room
         self._anchors = Anchors(sinks, room=room, longest=sys.maxsize if longest_sink is None else longest_sink)
         self._lookup = Lookup(store, self._anchors)
         self._min_tokens = min_tokens
@@ -161,7 +162,8 @@ class Reuser:
         for chunk in gone:  # what is found from now on is there; what is missed is cut anew, or warmed by its caller
             self.finder.forget(chunk, salt=space.salt)
         cut_anew = {match.chunk for match in found}
-        misses = tuple(chunk for chunk in gone if chunk not in cut_anew)
+        # What the engine has no room for is found where another gateway computed it, and computed by none here.
+        misses = tuple(chunk for chunk in gone if chunk not in cut_anew and len(chunk) <= self._room)
         poorer = tuple(chunk for chunk, one in looked.items() if one.poorer)
         return ReusePlan(
             reuse=Reuse(spans=tuple(placed), selector=repair.selector, chooser=repair.chooser, ratio=ratio)

@@ -98,6 +98,17 @@ def test_warm_computes_only_what_is_missing_and_reports_it():
         assert request.priority < 0 and request.reuse is None
 
 
+def test_a_chunk_that_the_engine_has_no_room_for_is_no_miss():
+    store = RamStore(1 << 20)
+    small, _ = make(store, memory=len(A) - 1)
+    large, _ = make(store)
+    prompt, spans = [*A, *C, 1], [(0, len(A)), (len(A), len(C))]
+    assert len(C) < len(A) and small.plan(prompt, spans).misses == (C,)
+    assert large.plan(prompt, spans).misses == (A, C)
+    large.warm([A])
+    assert [hit.tokens for hit in small.plan(prompt, spans).hits] == [len(A)], "but may be found"
+
+
 def test_warm_keeps_what_was_done_when_the_engine_refuses():
     """Chunks are stored batch by batch: the first batch is complete when the second one fails."""
     chunks = [(number, *A) for number in range(TOGETHER + 1)]
