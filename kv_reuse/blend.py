@@ -43,9 +43,10 @@ class SpanHit(NamedTuple):
 class ReusePlan(NamedTuple):
     """`reuse` goes into the engine's request (None: nothing was found).
 
-    `misses` were not found, of chunks that can be computed here. `poorer` were found, but under an anchor that fits less well, and came so before. For next
-    time, each of both is to be warmed after its one of `anchors`, or bare where it has none there. `sought`: slow tiers
-    were asked in vain for better ones than there are in memory, so that the time says little of the tiers of `hits`.
+    `misses` were not found, of chunks that can be computed here. `poorer` were found, but under an anchor that fits
+    less well, and came so before. For next time, each of both is to be warmed after its one of `anchors`, or bare where
+    it has none there. `sought`: slow tiers were asked in vain for better ones than there are in memory, so that the
+    time says little of the tiers of `hits`.
     """
 
     reuse: Reuse | None

@@ -176,7 +176,8 @@ class Warmer:
 
     def _kv_of(self, anchor: Anchor, priority: int) -> KVBlock:
         """The anchor's own KV, so that it is not computed again for each chunk. Of anchors that begin each other, as
-        sinks do, only the longest one's is held, and only what is new of it computed."""
+        sinks do, only the longest one's is held, in host memory, for no budget of a device counts it; only what is new
+        of it is computed."""
         with self._lock:
             held = next((one for one in self._anchors if _begins(one, anchor)), None)
             if held is not None:
@@ -189,7 +190,7 @@ class Warmer:
         with self._lock:
             for one in [one for one in self._anchors if _begins(anchor, one)]:
                 del self._anchors[one]
-            self._anchors[anchor] = result.kv
+            self._anchors[anchor] = result.kv.mapped(lambda part: part.to("cpu"))
             if len(self._anchors) > _ANCHORS:
                 self._anchors.popitem(last=False)
         return result.kv

@@ -1,7 +1,7 @@
 """The planner of reused spans and the warmer, over a prefiller that only counts."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -107,6 +107,28 @@ def test_a_chunk_that_the_engine_has_no_room_for_is_no_miss():
     assert large.plan(prompt, spans).misses == (A, C)
     large.warm([A])
     assert [hit.tokens for hit in small.plan(prompt, spans).hits] == [len(A)], "but may be found"
+
+
+def test_the_kv_of_anchors_is_held_in_host_memory():
+    class OnCard(KVBlock):
+        """What a device computed, which stays there until it is copied."""
+
+        def mapped(self, change: Callable[[torch.Tensor], torch.Tensor]) -> KVBlock:
+            return KVBlock(change(self.k), change(self.v))
+
+    class Card(Prefiller):
+        def run(self, request: GenerationRequest) -> Result:
+            result = super().run(request)
+            assert result.kv is not None
+            return replace(result, kv=OnCard(result.kv.k, result.kv.v))
+
+    card = Card()
+    reuser = Reuser(card, RamStore(1 << 20), spec=SPEC, fingerprint="model", min_tokens=4)
+    reuser.warm([C], anchor=A)
+    reuser.warm([C], anchor=(*A, *B))
+    held = [request.reuse.spans[0].kv for request in card.seen if request.reuse is not None]
+    assert [type(block) for block in held] == [OnCard, KVBlock, OnCard], "the second one: what was held of the first"
+    assert torch.equal(held[1].k, kv_of(A).k)
 
 
 def test_warm_keeps_what_was_done_when_the_engine_refuses():
