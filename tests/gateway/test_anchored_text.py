@@ -6,10 +6,13 @@ import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 from promptsluice.backend_engine.types import Reuse
+from promptsluice.gateway import pipeline
+from promptsluice.gateway.accounts import Begun
 from promptsluice.gateway.backends.background import Lesson
 from promptsluice.gateway.backends.base import Call
 from promptsluice.gateway.backends.decisions import decided
@@ -146,6 +149,15 @@ def test_what_waits_to_be_computed_does_not_bring_back_what_was_deleted(
         Lessons.done(waiting)
         assert room.reuser.forget(chunks, salt=salt) == 0
     assert asked(room, "", Lessons())[0] and room.reuser.forget(chunks, salt=salt) == 1, "it came again"
+
+
+def test_a_call_says_when_its_request_arrived() -> None:
+    resolution: Any = SimpleNamespace(model="m", policy=BLEND)
+    caller: Any = SimpleNamespace(
+        request_id="r", ticket=None, tenant="", forwarded={}, path="/v1/chat/completions", wants_report=False
+    )
+    begun = Begun(resolution=resolution, report=Report(), began=5.0)
+    assert pipeline.asked(begun, {}, caller)["arrived"] == 5.0, "not when its prompt was rewritten"
 
 
 @pytest.mark.parametrize("rewritten", [False, True])
