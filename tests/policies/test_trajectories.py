@@ -110,4 +110,5 @@ def test_no_compressor_breaks_a_prefix(use: str, system: str, least: int) -> Non
     found = shared(PolicySet.from_text(text).policy("alone"))
     assert found["pairs"] > 40
     if use in ("extractive", "perplexity"):
-        assert found["went"] < 0.95 * found["came"], "or nothing was shown"
+        # Nearly all of these conversations must stay: tool calls, their results, and what answers.
+        assert found["went"] < 0.96 * found["came"], "or nothing was shown"
