@@ -109,6 +109,6 @@ def test_no_compressor_breaks_a_prefix(use: str, system: str, least: int) -> Non
     text = ALONE.replace("NAME", use).replace("SYSTEM", system).replace("LEAST", str(least))
     found = shared(PolicySet.from_text(text).policy("alone"))
     assert found["pairs"] > 40
-    if use in ("extractive", "perplexity"):
-        # Nearly all of these conversations must stay: tool calls, their results, and what answers.
-        assert found["went"] < 0.96 * found["came"], "or nothing was shown"
+    # Nearly all of these conversations must stay; extractive also leaves the sentence that is nearest to a question.
+    most = {"perplexity": 0.95, "extractive": 0.96}.get(use)
+    assert most is None or found["went"] < most * found["came"], "or nothing was shown"
