@@ -46,7 +46,7 @@ class ReusePlan(NamedTuple):
     `misses` were not found, of chunks that can be computed here. `poorer` were found, but under an anchor that fits
     less well, and came so before. For next time, each of both is to be warmed after its one of `anchors`, or bare where
     it has none there. `sought`: slow tiers were asked in vain for better ones than there are in memory, so that the
-    time says little of the tiers of `hits`.
+    time says little of the tiers of `hits`. `sights` is by what it all is known when it comes again (`Reuser.saw`).
     """
 
     reuse: Reuse | None
@@ -55,6 +55,7 @@ class ReusePlan(NamedTuple):
     poorer: tuple[Ids, ...] = ()
     anchors: Mapping[Ids, Anchor] = MappingProxyType({})
     sought: bool = False
+    sights: tuple[bytes, ...] = ()
 
     def by_anchor(self, chunks: Sequence[Ids]) -> dict[Anchor, list[Ids]]:
         """Misses or poorer ones by the anchor that they are to be warmed after."""
@@ -139,7 +140,8 @@ class Reuser:
         Of a chunk that is stored under several anchors, the best one is taken: the longest of `anchors` that the prompt
         begins with, before its first chunk; then the sink whose length is nearest to where the chunk (first) stands;
         then the chunk computed bare. What is better than what there is is worth computing from the second time on, of
-        the prompt's own anchor or of the chunk near such a place; `sight` says whether this is such a time.
+        the prompt's own anchor or of the chunk near such a place; `sight` says whether this is such a time, and `saw`
+        is to be told of the plan once it ran.
         The prompt's last token is never loaded, because its logits are needed. In mode "blend", `ratio` of the loaded
         rows are recomputed, chosen as `repair` says. Raises BadRequest for a mode, ratio or selector that cannot be
         honoured.
@@ -175,7 +177,12 @@ class Reuser:
             poorer=poorer,
             anchors={chunk: anchor for chunk in misses + poorer if (anchor := looked[chunk].anchor)},
             sought=any(one.sought for one in looked.values()),
+            sights=tuple({sight for one in looked.values() for sight in one.sights}),
         )
+
+    def saw(self, plan: ReusePlan) -> None:
+        """A request ran with this plan: what it looked up came once more. Blocks on nothing."""
+        self._lookup.saw(plan.sights)
 
     def warm(
         self,

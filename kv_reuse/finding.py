@@ -4,7 +4,8 @@ Without separators and without knowing where documents begin: what is equal is f
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,6 +22,13 @@ _INNER = 0.75  # of a token's worth, where it lies behind the chunk's beginning:
 
 Span = tuple[int, int]
 """(first token, number of tokens)"""
+
+
+class Fresh(NamedTuple):
+    """Chunks of a prompt's new text that are worth storing, and by what all of it is known when it comes again."""
+
+    chunks: tuple[Ids, ...] = ()
+    sights: tuple[bytes, ...] = ()
 
 
 class Finder:
@@ -76,26 +84,31 @@ class Finder:
         until: int | None = None,
         sights: int = 1,
         most: int = 1 << 13,
-    ) -> list[Ids]:
+    ) -> Fresh:
         """The chunks as which the text of `ids[:until]` outside of `covered` is worth storing: those of at least
-        `least` tokens that were seen `sights` times, together at most `most` tokens of them, the first ones first.
-
-        Counts as a sight of all.
+        `least` tokens that are seen the time `sights` or a later one, together at most `most` tokens of them, the first
+        ones first. This time counts for later ones when `saw` is told.
         """
         if self._breaks is None or sights < 1:
-            return []
+            return Fresh()
         least, prompt = max(least, self._shortest), np.array(ids[:until], dtype=np.int32)
         chunks: list[Ids] = []
         for start, length in outside(len(prompt), covered):
             run = prompt[start : start + length]
             spans = cut(run, self._breaks, least=least, most=max(self._longest, 2 * least))
             chunks += [tuple(run[at : at + size].tolist()) for at, size in spans]
+        names = {chunk: _name(salt, chunk) for chunk in chunks}
         kept: list[Ids] = []
-        for chunk in dict.fromkeys(chunks):
-            if self._sighted(salt, chunk) >= sights and len(chunk) <= most:
+        for chunk, name in names.items():
+            if self._sights.times(name) + 1 >= sights and len(chunk) <= most:
                 kept.append(chunk)
                 most -= len(chunk)
-        return kept
+        return Fresh(tuple(kept), tuple(names.values()))
+
+    def saw(self, sights: Iterable[bytes]) -> None:
+        """Text that is known by these (`Fresh.sights`) came in a request that ran."""
+        for sight in sights:
+            self._sights.add(sight)
 
     def know(self, chunk: Sequence[int], *, salt: str) -> None:
         """Find a chunk from now on: its KV is stored."""
@@ -115,10 +128,6 @@ class Finder:
         Blocks on the store for as long as it takes to read the token ids that are new there.
         """
         self._catalogue.sync(KeySpace(self._fingerprint, salt))
-
-    def _sighted(self, salt: str, chunk: Ids) -> int:
-        seed = seed_of(salt).to_bytes(8, "little")
-        return self._sights.add(hashlib.blake2b(ids_to_bytes(chunk), key=seed, digest_size=16).digest())
 
 
 def disjoint(matches: Sequence[Match], *, taken: Sequence[Span] = (), least: int) -> list[Match]:
@@ -141,6 +150,11 @@ def outside(total: int, spans: Sequence[Span]) -> list[Span]:
             left.append((at, min(start, total) - at))
         at = max(at, start + length)
     return [*left, (at, total - at)] if at < total else left
+
+
+def _name(salt: str, chunk: Ids) -> bytes:
+    seed = seed_of(salt).to_bytes(8, "little")
+    return hashlib.blake2b(ids_to_bytes(chunk), key=seed, digest_size=16).digest()
 
 
 def _worth(match: Match) -> float:

@@ -3,7 +3,7 @@
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import NamedTuple
@@ -15,7 +15,7 @@ from .sights import Sights
 from .store import ChunkStore, StoredChunk
 
 _LOADERS = 8  # chunks that are read from slow tiers at a time: threads that wait, checksum and copy without the GIL
-_ANCHORS_SEEN, _CHUNKS_SEEN = 256, 1 << 14  # that are remembered
+_REMEMBERED = 1 << 14  # chunks and prompts' anchors that came, and chunks that slow tiers have no better copy of
 _MEMORY = ("device", "ram")  # tiers
 _ABSENT_S = 60.0  # for which slow tiers are not asked again for a better chunk than there is in memory
 
@@ -23,11 +23,12 @@ _ABSENT_S = 60.0  # for which slow tiers are not asked again for a better chunk 
 class Looked(NamedTuple):
     """The best `chunk` that is stored, and the `anchor` after which it is worth computing; `poorer`: it was computed
     after another one, and that much worse that it should be computed anew. `sought`: it was in memory, but slow tiers
-    were asked for a better one in vain."""
+    were asked for a better one in vain. `sights` are what `Lookup.saw` takes once the prompt ran with it."""
 
     chunk: StoredChunk | None
     anchor: Anchor
     poorer: bool
+    sights: tuple[bytes, ...]
     sought: bool = False
 
 
@@ -35,7 +36,7 @@ class _Wish(NamedTuple):
     """The `keys` of a chunk under the `anchors` that fit it, best first, of which the first `own` are the prompt's own.
 
     That at `best` is worth computing the chunk after; `again`: it came before where the same sink is, of those after
-    which it can be computed, the nearest.
+    which it can be computed, the nearest. `sights`: by what it is known when it comes there again.
     """
 
     anchors: tuple[Anchor, ...]
@@ -43,17 +44,21 @@ class _Wish(NamedTuple):
     own: int
     best: int
     again: bool
+    sights: tuple[bytes, ...]
+
+    def poorer(self, rank: int) -> bool:
+        """Whether the chunk is worth computing anew where it is stored under the key of this place."""
+        # Sinks differ little: for a chunk that comes once near such a place, another one is not worth a second copy.
+        for_own, bare = self.best < self.own, rank == len(self.keys) - 1
+        return rank > self.best and (for_own or bare or self.again)
 
     def looked(self, found: tuple[StoredChunk, int] | None, *, slow: bool) -> Looked:
         """Of a chunk, and the place of its key among `keys`; `slow` tiers were asked, too."""
         anchor = self.anchors[self.best]
         if found is None:
-            return Looked(None, anchor, False)
+            return Looked(None, anchor, False, self.sights)
         chunk, rank = found
-        for_own, bare = self.best < self.own, rank == len(self.keys) - 1
-        # Sinks differ little: for a chunk that comes once near such a place, another one is not worth a second copy.
-        poorer = rank > self.best and (for_own or bare or self.again)
-        return Looked(chunk, anchor, poorer, slow and rank > 0 and chunk.tier in _MEMORY)
+        return Looked(chunk, anchor, self.poorer(rank), self.sights, slow and rank > 0 and chunk.tier in _MEMORY)
 
 
 class Lookup:
@@ -67,15 +72,15 @@ class Lookup:
         self._absent: OrderedDict[bytes, tuple[float, int]] = OrderedDict()
         self._lock = threading.Lock()
         self._loaders = ThreadPoolExecutor(_LOADERS, thread_name_prefix="chunk-load")  # they end with this
-        self._own_seen, self._near_seen = Sights(most=_ANCHORS_SEEN), Sights(most=_CHUNKS_SEEN)
+        self._sights = Sights(most=_REMEMBERED)
 
     def look(
         self, places: Sequence[Match], space: KeySpace, *, own: Sequence[Anchor], sight: bool
     ) -> dict[Ids, Looked]:
         """Each chunk of `places`, which ascend, in a prompt whose `own` anchors are these, the longest one first.
 
-        `sight`: this counts as a time that they came. What has to be waited for is read beside each other, what is in
-        memory is not.
+        `sight`: this is one more time that they came, which counts for later ones when `saw` is told. What has to be
+        waited for is read beside each other, what is in memory is not.
         """
         wishes = self._wishes(places, space, own, sight)
         ranks = {ids: self._at_hand(wish) for ids, wish in wishes.items()}
@@ -90,39 +95,41 @@ class Lookup:
         self._note_absent((wishes[ids].keys[0], one[1]) for ids, one in sought if one is not None)
         return looked
 
+    def saw(self, sights: Iterable[bytes]) -> None:
+        """What was looked up, known by these, ran so in a prompt."""
+        for sight in sights:
+            self._sights.add(sight)
+
     def _wishes(self, places: Sequence[Match], space: KeySpace, own: Sequence[Anchor], sight: bool) -> dict[Ids, _Wish]:
         before: dict[Ids, int] = {}
         for place in places:  # the rows of a chunk's middle have seen what is before it in the chunk, too
             before.setdefault(place.chunk, max(0, place.start - place.offset))
         fitting = {ids: self._anchors.fitting(tokens, own) for ids, tokens in before.items()}
-        first = 0 if own and _times(self._own_seen, (space.salt, own[0]), sight) > 1 else len(own)
         wishes: dict[Ids, _Wish] = {}
         for ids, keys in space.keys(fitting).items():
+            prompt = bytes.fromhex(keys[0].anchor) if own else None  # known by its own longest anchor
+            first = 0 if prompt and self._sights.times(prompt) + sight > 1 else len(own)
             best = self._anchors.computed_after(fitting[ids], len(ids), first=first)
-            choice = len(keys) - len(own) > 2  # of several sinks; the last key is bare
-            again = choice and _times(self._near_seen, _mark(keys[max(best, len(own))]), sight) > 1
-            wishes[ids] = _Wish(fitting[ids], keys, len(own), best, again)
+            near = _mark(keys[max(best, len(own))]) if len(keys) - len(own) > 2 else None  # there are several sinks
+            again = near is not None and self._sights.times(near) + sight > 1
+            sights = tuple(one for one in (prompt, near) if one is not None)
+            wishes[ids] = _Wish(fitting[ids], keys, len(own), best, again, sights)
         return wishes
 
     def _at_hand(self, wish: _Wish) -> int | None:
-        """The place of the key that is in memory, and good enough not to look for a better one elsewhere.
-
-        That is the best one. For whoever comes the first time it is the nearest sink there, for that a nearer one
-        exists is not likely enough to ask slow tiers for it; and so it is, bare or not, where these had none a short
-        time ago.
-        """
-        sinks = max(1, len(wish.keys) - 1)
-        last = 1 if wish.own else wish.best + 1 if wish.again else sinks
+        """The place of the best key that is in memory; None where slow tiers are to be asked for better ones first."""
         rank = next((rank for rank, key in enumerate(wish.keys) if self._store.at_hand(key)), None)
-        enough = rank is not None and (rank < min(last, sinks) or self._is_absent(wish.keys[0], rank))
-        return rank if enough else None
+        # What would be computed anew may have been computed by somebody else: only then the slow tiers are asked, and
+        # not again for a while. A better copy than one that is kept as it is would not be worth waiting for either.
+        wanting = rank is None or (wish.poorer(rank) and not self._is_absent(wish.keys[0], rank))
+        return None if wanting else rank
 
     def _note_absent(self, keys: Iterable[tuple[ChunkKey, int]]) -> None:
         with self._lock:
             for key, count in keys:
                 self._absent[_mark(key)] = self._clock() + _ABSENT_S, count
                 self._absent.move_to_end(_mark(key))
-                if len(self._absent) > _CHUNKS_SEEN:
+                if len(self._absent) > _REMEMBERED:
                     self._absent.popitem(last=False)
 
     def _is_absent(self, key: ChunkKey, count: int) -> bool:
@@ -150,10 +157,6 @@ class Lookup:
                 yield rank
         if none:
             yield first
-
-
-def _times(sights: Sights, what: Hashable, sight: bool) -> int:
-    return sights.add(what) if sight else sights.times(what)
 
 
 def _mark(key: ChunkKey) -> bytes:

@@ -7,10 +7,12 @@ import time
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
 from typing import NamedTuple
 
+from ...backend_engine.types import Result
 from ...kv_reuse.blend import SpanHit
 from ...kv_reuse.controller import Choice, Way
 from ...prompt import KVSpan, Prompt, Segment, StepReport
@@ -23,15 +25,19 @@ from .reusing import Reused, reused
 
 _PATIENCE_S = 10.0  # that learning waits for idle time
 
-Learn = Callable[[], None]
+Learn = Callable[[Result], None]
 
 
 class _Lesson(NamedTuple):
-    """A job, whether it is to be done without idle time, too, and short names of the chunks that it computes."""
+    """A job, whether it is to be done without idle time, too, and short names of the chunks that it computes.
+
+    `better`: these are stored already, and only who is served with them needs better ones.
+    """
 
     job: Callable[[], object]
     anyway: bool
     about: frozenset[bytes]
+    better: bool = False
 
 
 def decided(
@@ -39,8 +45,8 @@ def decided(
 ) -> tuple[Decided | None, Learn]:
     """Look up what is stored where that may pay, and take what is fastest; None where nothing may be gained.
 
-    Also how to have computed in the background what is missing, or could be better, for next time: to be called when
-    the request has ended, for it would share the engine's steps with it.
+    Also how to count what came, and to have computed in the background what is missing, or could be better, for next
+    time: to be called with the request's result when it has ended, for it would share the engine's steps with it.
     """
     began = time.perf_counter()
     own, retrieve, ids = salts.tenant(call.tenant), call.policy.retrieve, tokens.encoded.ids
@@ -58,7 +64,7 @@ def decided(
         prefix=known,
         promising=lambda places: room.control.promising(ids, places, call.policy, **about),
     )
-    learn = partial(_for_next_time, room, _lessons(room, call, found, own), own, background)
+    learn = partial(_for_next_time, room, background, replace(found, reuse=None), _lessons(room, call, found, own))
     if not found.wanted and known <= exact:
         return None, learn
     if not found.looked_up and known <= exact:
@@ -81,25 +87,35 @@ def _lessons(room: EngineRoom, call: Call, found: Reused, own: str) -> list[_Les
     what was deleted since the request arrived: it may have been retrieved, or sent, before that."""
     lessons: list[_Lesson] = []
     for salt, plan in found.plans:
-        for wanted, anyway in ((plan.misses, True), (plan.poorer, False)):
+        for wanted, better in ((plan.misses, False), (plan.poorer, True)):
             for anchor, chunks in plan.by_anchor(wanted).items():
                 warm = partial(room.reuser.warm, chunks, anchor=anchor, salt=salt, wanted=call.arrived)
-                lessons.append(_Lesson(warm, anyway, _names(chunks, salt, _digest(anchor))))
-    if any(segment.changed and segment.original is not None for segment in call.prompt.segments):
+                lessons.append(_Lesson(warm, not better, _names(chunks, salt, _digest(anchor)), better))
+    if found.rewritten:
         lessons.append(_Lesson(partial(_learn_originals, room, call, own), False, frozenset()))
-    elif found.fresh:
-        warm = partial(room.reuser.warm, found.fresh, salt=own, wanted=call.arrived)
-        lessons.append(_Lesson(warm, False, _names(found.fresh, own, b"")))
+    elif found.fresh.chunks:
+        warm = partial(room.reuser.warm, found.fresh.chunks, salt=own, wanted=call.arrived)
+        lessons.append(_Lesson(warm, False, _names(found.fresh.chunks, own, b"")))
     return lessons
 
 
-def _for_next_time(room: EngineRoom, lessons: Sequence[_Lesson], own: str, background: Background) -> None:
+def _for_next_time(
+    room: EngineRoom, background: Background, found: Reused, lessons: Sequence[_Lesson], result: Result
+) -> None:
     """On an event loop, so that it reads no tokens."""
+    ran = result.reused_tokens + result.recomputed_tokens > 0  # else another way was taken
+    if ran:
+        for _, plan in found.plans:
+            room.reuser.saw(plan)
+    if not found.rewritten:
+        room.reuser.finder.saw(found.fresh.sights)
     until, idle = time.monotonic() + _PATIENCE_S, lambda: room.service.idle
     for one in lessons:
+        if one.better and not ran:
+            continue
         background.learn(Lesson(job=one.job, idle=idle, until=until, anyway=one.anyway, about=one.about))
-    if room.reuser.finder.stale(own):
-        background.run(partial(room.reuser.finder.sync, own))
+    if room.reuser.finder.stale(found.own):
+        background.run(partial(room.reuser.finder.sync, found.own))
 
 
 def _names(chunks: Sequence[Sequence[int]], salt: str, anchor: bytes) -> frozenset[bytes]:
@@ -126,7 +142,8 @@ def _learn_originals(room: EngineRoom, call: Call, own: str) -> None:
         prefix=room.service.known_tokens(tokens.encoded.ids, namespace=call.tenant),
         promising=lambda places: False,
     )
-    room.reuser.warm(found.fresh, salt=own, wanted=call.arrived)
+    room.reuser.finder.saw(found.fresh.sights)
+    room.reuser.warm(found.fresh.chunks, salt=own, wanted=call.arrived)
 
 
 def _salt(salts: Salts, call: Call, segment: Segment) -> str:

@@ -297,7 +297,7 @@ class EmbeddedBackend(Backend):
 
         def finished(result: "Result") -> None:
             room.control.finished(result, decided)
-            learn()
+            learn(result)
 
         return Ready.of([request], n=parameters.n, finished=finished)
 
@@ -305,7 +305,7 @@ class EmbeddedBackend(Backend):
         from .decisions import decided
 
         if call.policy.reuse.mode not in ("reuse", "blend"):
-            return None, lambda: None
+            return None, lambda result: None
         return decided(room, call, tokens, salts=self._salts(), background=self._background)
 
     async def _engine(self) -> "EngineRoom":

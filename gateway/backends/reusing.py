@@ -10,7 +10,7 @@ from functools import partial
 
 from ...backend_engine.types import Reuse
 from ...kv_reuse.blend import ReusePlan, SpanHit
-from ...kv_reuse.finding import Span
+from ...kv_reuse.finding import Fresh, Span
 from ...kv_reuse.index import Match
 from ...kv_reuse.selectors import Repair, make_repair
 from ...policies.schema import ReuseSpec
@@ -27,16 +27,18 @@ class Reused:
     """What may be given to the engine; for each salt what was found, without its KV, and what is to be computed for
     next time, after which anchor. `fresh` is text that was not known as chunks, under the salt `own`. `wanted` tokens
     could have been stored; they were `looked_up`, or not worth it. `again` looks the same up once more: None where that
-    is not what was found, but computed after other anchors.
+    is not what was found, but computed after other anchors. `rewritten`: text of it is not as it came, and not what is
+    stored for next time.
     """
 
     reuse: Reuse | None
     plans: tuple[tuple[str, ReusePlan], ...]
     again: Callable[[], Reuse | None]
-    fresh: tuple[tuple[int, ...], ...] = ()
+    fresh: Fresh
     own: str = ""
     wanted: int = 0
     looked_up: bool = True
+    rewritten: bool = False
 
     @property
     def hits(self) -> tuple[SpanHit, ...]:
@@ -52,7 +54,7 @@ class Reused:
     def note(self) -> str:
         """What was found, by tier, and what was missed, for the report."""
         tiers = Counter(hit.tier for hit in self.hits)
-        missing = sum(len(plan.misses) for _, plan in self.plans) + len(self.fresh)
+        missing = sum(len(plan.misses) for _, plan in self.plans) + len(self.fresh.chunks)
         by_tier = ", ".join(f"{count} from {tier}" for tier, count in sorted(tiers.items()))
         return f"{tiers.total()} chunks loaded{by_tier and f' ({by_tier})'}, {missing} missing"
 
@@ -108,10 +110,11 @@ def reused(
         reuse=_given(plans),
         plans=tuple((salt, plan._replace(reuse=None)) for salt, plan in plans.items()),
         again=again,
-        fresh=tuple(fresh),
+        fresh=fresh,
         own=own,
-        wanted=sum(length for _, length in places) + sum(map(len, fresh)),
+        wanted=sum(length for _, length in places) + sum(map(len, fresh.chunks)),
         looked_up=looked_up or not places,
+        rewritten=any(segment.changed and segment.original is not None for segment in prompt.segments),
     )
 
 

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from promptsluice.backend_engine.types import Reuse
+from promptsluice.backend_engine.types import Result, Reuse
 from promptsluice.gateway import pipeline
 from promptsluice.gateway.accounts import Begun
 from promptsluice.gateway.backends.background import Lesson
@@ -24,7 +24,7 @@ from promptsluice.gateway.salts import Salts
 from promptsluice.kv_reuse import ChunkStore, DiskStore, RamStore
 from promptsluice.kv_reuse.blend import SpanHit
 from promptsluice.kv_reuse.tiered import TieredStore
-from promptsluice.policies import EmbeddedBackend
+from promptsluice.policies import EmbeddedBackend, Policy
 from promptsluice.prompt import Prompt, Report
 from torch import Tensor
 
@@ -81,8 +81,13 @@ def prompt_of(before: str) -> Prompt:
     return Prompt.from_messages([{"role": "user", "content": part} for part in (text, "Why?")], model="m")
 
 
-def asked(room: EngineRoom, before: str, lessons: Lessons) -> tuple[list[bool], list[int]]:
-    """A chat with the document behind some text: its lessons, which are done, and the anchors of what served it."""
+def result(*, reused: int = 0) -> Result:
+    return Result(finish_reason="stop", prompt_tokens=2000, completion_tokens=1, reused_tokens=reused)
+
+
+def asked(room: EngineRoom, before: str, lessons: Lessons, *, ran: bool = True) -> tuple[list[bool], list[int]]:
+    """A chat with the document behind some text: its lessons, which are done, and the anchors of what served it, or
+    would have where it was computed in full."""
     prompt = prompt_of(before)
     call = Call(model="m", report=Report(), request_id="", prompt=prompt, policy=BLEND, tenant="")
     tokens = room.encode(prompt, chunks=frozenset(), with_tools=True)
@@ -90,7 +95,7 @@ def asked(room: EngineRoom, before: str, lessons: Lessons) -> tuple[list[bool], 
     _, learn = decided(room, call, tokens, salts=Salts(), background=background)
     found = room.reuser.finder.find(tokens.encoded.ids, salt=Salts().tenant(""))
     plan = room.reuser.plan(tokens.encoded.ids, [], found=found, salt=Salts().tenant(""), sight=False)
-    learn()
+    learn(result(reused=sum(hit.tokens for hit in plan.hits) if ran else 0))
     return lessons.done(), [hit.anchor for hit in plan.hits]
 
 
@@ -108,6 +113,46 @@ def test_a_nearer_sink_is_computed_for_in_idle_time_from_the_second_sight_on(
     served = [asked(room, filled, lessons)[1] for _ in range(3)]
     assert [found[-1] for found in served] == [middle, middle, long]
     assert asked(room, "", lessons) == ([], [short])
+
+
+def test_what_was_served_another_way_or_never_is_no_sight(room: EngineRoom, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room.control, "promising", lambda *args, **options: True)
+    _, middle, _ = (len(sink) for sink in sinks_of(room.tokenizer, room=8192))
+    lessons = Lessons()
+    assert asked(room, "", lessons)[0] == [False]
+    for ran in (False, False, True, False):
+        assert asked(room, "", lessons, ran=ran) == ([], [middle]), "its second time there is still to come"
+    prompt = prompt_of("")
+    call = Call(model="m", report=Report(), request_id="", prompt=prompt, policy=BLEND, tenant="")
+    tokens = room.encode(prompt, chunks=frozenset(), with_tools=True)
+    decided(room, call, tokens, salts=Salts(), background=cast(Any, lessons))  # and is refused, or its client leaves
+    assert asked(room, "", lessons) == ([False], [middle])
+
+
+@pytest.mark.parametrize("rewritten", [False, True])
+def test_text_that_is_learned_at_its_second_sight_counts_only_where_its_request_ended(
+    room: EngineRoom, rewritten: bool
+) -> None:
+    reuse = {"mode": "blend", "min_chunk_tokens": 32, "learn_after": 2}
+    policy, lessons = Policy.model_validate({"reuse": reuse, "quality": {"sample": 0}}), Lessons()
+    other = "Nothing of this is told to anybody.\n" * 20
+    prompt = prompt_of(f"<document>{other}</document>")
+    if rewritten:  # the document is not
+        prompt = prompt.replace({one.id: other[:36] for one in prompt.segments if one.text == other})
+        assert prompt.changed
+    tokens = room.encode(prompt, chunks=frozenset(), with_tools=True)
+
+    def learned(*, ended: bool = True) -> bool:
+        call = Call(model="m", report=Report(), request_id="", prompt=prompt, policy=policy, tenant="")
+        _, learn = decided(room, call, tokens, salts=Salts(), background=cast(Any, lessons))
+        if ended:
+            learn(result())
+            lessons.done()
+        return bool(room.reuser.finder.find(tokens.encoded.ids, salt=Salts().tenant("")))
+
+    assert [learned(ended=False), learned(ended=False), learned(), learned(ended=False), learned()] == [False] * 4 + [
+        True
+    ]
 
 
 def test_a_lesson_names_what_it_is_about(room: EngineRoom, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,7 +221,7 @@ def test_what_was_deleted_after_a_request_had_arrived_is_not_learned_from_it(roo
         call = Call(model="m", report=Report(), request_id="", prompt=prompt, policy=BLEND, tenant="")
         if deleted:  # while the request is rewritten, before its backend has it
             room.reuser.forget(chunks, salt=salt)
-        decided(room, call, tokens, salts=Salts(), background=cast(Any, lessons))[1]()
+        decided(room, call, tokens, salts=Salts(), background=cast(Any, lessons))[1](result())
         assert len(lessons.done()) == 1
         return room.reuser.forget(chunks, salt=salt)
 
@@ -248,7 +293,7 @@ def test_what_waits_for_a_check_or_to_be_learned_holds_no_kv(room: EngineRoom, m
     assert len(keys) == 1 and keys[0]() is None
     again = checks[0]()
     assert again is not None and len(again.spans) == 1
-    learn()
+    learn(result())
 
 
 @pytest.mark.parametrize(("fields", "general"), [({"kv_memory": "512KiB"}, 1), ({"context_limit": 2000}, 0)])

@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 import safetensors
 import torch
+from promptsluice.backend_engine.types import Result
 from promptsluice.gateway.backends import engine_room
 from promptsluice.gateway.backends.background import Lesson
 from promptsluice.gateway.backends.base import Call
@@ -134,7 +135,7 @@ def test_text_is_learned_as_it_came_and_when_the_answer_is_there(room: EngineRoo
     background: Any = jobs
     _, learn = decided(room, call, tokens, salts=Salts(), background=background)
     assert not jobs.waiting, "it would share the engine's steps with the request"
-    learn()
+    learn(Result(finish_reason="stop", prompt_tokens=len(tokens.encoded.ids), completion_tokens=1))
     assert jobs.waiting
     jobs.done()
     store = StoredText(room, BLEND, salt=Salts().tenant(call.tenant))

@@ -57,7 +57,7 @@ def test_text_is_found_whatever_stands_beside_it(smollm2_dir: Path, around: str)
         return tokenizer.encode_chat([{"role": "user", "content": content}]).ids
 
     finder = Finder(EmptyStore(), fingerprint="model", breaks=breaks_in(tokenizer))
-    for chunk in finder.fresh(ids(pier, school, "When?"), salt="a", covered=[], least=48):
+    for chunk in finder.fresh(ids(pier, school, "When?"), salt="a", covered=[], least=48).chunks:
         finder.know(chunk, salt="a")
     turned = ids(school, pier, "Who built it?")
     found = sum(match.length for match in finder.find(turned, salt="a", least=48))
@@ -102,11 +102,11 @@ def test_only_what_goes_on_behind_the_prefix_is_looked_for_and_learned(smollm2_d
         )
 
     unknown = asked(0)
-    assert not unknown.hits and 0.8 * total < sum(map(len, unknown.fresh)) < total
+    assert not unknown.hits and 0.8 * total < sum(map(len, unknown.fresh.chunks)) < total
     half = asked(total // 2)
-    assert 0.3 * total < sum(map(len, half.fresh)) <= total // 2
+    assert 0.3 * total < sum(map(len, half.fresh.chunks)) <= total // 2
     assert asked(total).wanted == 0
-    for chunk in unknown.fresh:
+    for chunk in unknown.fresh.chunks:
         finder.know(chunk, salt="a")
-    assert asked(0).hits[0].start < 40 and not asked(0).fresh
+    assert asked(0).hits[0].start < 40 and not asked(0).fresh.chunks
     assert asked(total // 2).hits[0].start >= total // 2 and not asked(total).hits

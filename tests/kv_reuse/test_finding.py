@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from promptsluice.kv_reuse import ChunkIndex, EmptyStore, Finder, Match, breaks_of
 from promptsluice.kv_reuse.cuts import BLANK, LINE, NONE, WALL, cut
-from promptsluice.kv_reuse.finding import disjoint, outside
+from promptsluice.kv_reuse.finding import Fresh, disjoint, outside
 from promptsluice.kv_reuse.index import SURE
 from promptsluice.kv_reuse.windows import WIDTH, window_digests
 
@@ -219,7 +219,9 @@ def test_the_same_documents_in_another_order_are_found_once_they_were_seen_often
         until = len(ids) - 13
         found = known.find(ids, salt="a", until=until)
         covered = [(match.start, match.length) for match in found]
-        for chunk in known.fresh(ids, salt="a", until=until, covered=covered, sights=sights):
+        fresh = known.fresh(ids, salt="a", until=until, covered=covered, sights=sights)
+        known.saw(fresh.sights)
+        for chunk in fresh.chunks:
             known.know(chunk, salt="a")
         shares.append(sum(length for _, length in covered) / (3 * len(document(1))))
     # Where documents met other text, their chunks had something of it; what was left over is learned next.
@@ -229,9 +231,13 @@ def test_the_same_documents_in_another_order_are_found_once_they_were_seen_often
 def test_new_chunks_are_bounded_and_counted_by_tenant():
     known = finder(breaks=BREAKS, shortest=20)
     ids = asked(1, 2, 3, question=1)
-    assert sum(map(len, known.fresh(ids, salt="a", covered=[], most=100))) in range(60, 101)
-    assert known.fresh(ids, salt="b", covered=[], sights=2) == []
-    assert known.fresh(ids, salt="b", covered=[(0, len(ids))], sights=2) == []
-    assert known.fresh(ids, salt="b", covered=[], sights=0) == []
-    assert known.fresh(ids, salt="b", covered=[], sights=2) != []
-    assert finder().fresh(ids, salt="b", covered=[]) == []
+    assert sum(map(len, known.fresh(ids, salt="a", covered=[], most=100).chunks)) in range(60, 101)
+    for _ in range(2):
+        once = known.fresh(ids, salt="b", covered=[], sights=2)
+        assert once.chunks == (), "what was not told to have come did not"
+    known.saw(once.sights)
+    assert known.fresh(ids, salt="c", covered=[], sights=2).chunks == ()
+    assert known.fresh(ids, salt="b", covered=[(0, len(ids))], sights=2) == Fresh()
+    assert known.fresh(ids, salt="b", covered=[], sights=0) == Fresh()
+    assert known.fresh(ids, salt="b", covered=[], sights=2).chunks
+    assert finder().fresh(ids, salt="b", covered=[]) == Fresh()
