@@ -6,6 +6,7 @@ Which texts are chunks the caller knows, or `finder` does. Not here: the blended
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from itertools import product
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -220,13 +221,14 @@ class Reuser:
         """The moment, for `warm`: a reading of time.perf_counter."""
         return self._warmer.now
 
-    def forget(self, chunks: Sequence[Sequence[int]], *, salt: str | None = None) -> int:
-        """Delete the KV of `chunks`, under whatever anchors and in whatever dtypes; how many chunks there were."""
-        salt = self._space(salt).salt
+    def forget(self, chunks: Sequence[Sequence[int]], *, salts: Sequence[str] | None = None) -> int:
+        """Delete the KV of `chunks` of each of these `salts`, by default the reuser's own, under whatever anchors and
+        in whatever dtypes; how many of the chunks there were. However many, each tier is gone through once."""
+        salts = (self._salt,) if salts is None else salts
         distinct = {tuple(chunk) for chunk in chunks}
-        for ids in distinct:
+        for ids, salt in product(distinct, salts):
             self.finder.forget(ids, salt=salt)
-        return self._warmer.forget(distinct, [KeySpace(kind, salt) for kind in self._kinds])
+        return self._warmer.forget(distinct, [KeySpace(kind, salt) for kind, salt in product(self._kinds, salts)])
 
     def stats(self) -> tuple[TierStats, ...]:
         """The store's counters, fastest tier first."""

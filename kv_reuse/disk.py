@@ -10,7 +10,8 @@ import re
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -142,25 +143,21 @@ class DiskStore(ChunkStore):
     def contains(self, key: ChunkKey) -> bool:
         return os.path.isfile(self._path(key))  # where pathlib's raises, in a folder without permission, this says no
 
-    def delete(self, key: ChunkKey) -> int:
-        return sum(self._remove(path) for path in self._root.glob(f"{key.digest}-*.safetensors"))
+    def delete_all(self, digests: Collection[str]) -> Counter[str]:
+        wanted, gone = frozenset(digests), Counter[str]()
+        for entry in self._entries():
+            digest = entry.path.name[:_DIGITS]
+            if digest in wanted:
+                gone[digest] += self._remove(entry.path)
+        return gone
 
     def catalogue(self) -> Iterator[Listed]:
-        try:
-            entries = self._scan()
-        except OSError as exc:
-            log.warning("the chunk KV folder %s cannot be read (%s)", self._root, exc.strerror)
-            entries = []
-        for entry in entries:
+        for entry in self._entries():
             yield Listed(entry.path.name[:_DIGITS], lambda path=entry.path: _ids_in(path))
 
     def stats(self) -> tuple[TierStats, ...]:
         """Scans the folder, so that `entries` and `bytes` include what other processes wrote."""
-        try:
-            entries = self._scan()
-        except OSError as exc:
-            log.warning("the chunk KV folder %s cannot be read (%s)", self._root, exc.strerror)
-            entries = []
+        entries = self._entries()
         with self._lock:
             return (
                 TierStats(
@@ -247,6 +244,14 @@ class DiskStore(ChunkStore):
             log.warning("chunk file %s cannot be removed (%s)", path, exc.strerror)
             return False
         return True
+
+    def _entries(self) -> list[_Entry]:
+        """What is in the folder; nothing, which is logged, where it cannot be read."""
+        try:
+            return self._scan()
+        except OSError as exc:
+            log.warning("the chunk KV folder %s cannot be read (%s)", self._root, exc.strerror)
+            return []
 
     def _scan(self) -> list[_Entry]:
         entries = []

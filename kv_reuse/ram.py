@@ -5,8 +5,8 @@ Evictions go to a callback, which may spill them to a slower tier.
 
 import logging
 import threading
-from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from itertools import count, islice
 
@@ -81,9 +81,13 @@ class RamStore(ChunkStore):
     def at_hand(self, key: ChunkKey) -> bool:
         return self.contains(key)
 
-    def delete(self, key: ChunkKey) -> int:
+    def delete_all(self, digests: Collection[str]) -> Counter[str]:
+        wanted = frozenset(digests)
         with self._lock:
-            return sum(self._drop(other) for other in list(self._chunks) if other.digest == key.digest)
+            found = [key for key in self._chunks if key.digest in wanted]
+            for key in found:
+                self._drop(key)
+        return Counter(key.digest for key in found)
 
     def catalogue(self) -> Iterator[Listed]:
         with self._lock:

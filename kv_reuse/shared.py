@@ -7,7 +7,8 @@ The server is a cache of its own: its `maxmemory` and `maxmemory-policy` bound w
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
@@ -90,13 +91,17 @@ class SharedStore(ChunkStore):
     def contains(self, key: ChunkKey) -> bool:
         return bool(self._asked(lambda: self._client.hexists(_name(key.digest), _field(key)), False))
 
-    def delete(self, key: ChunkKey) -> int:
-        def deleted() -> int:
-            fields = {field.decode() for field in self._client.hkeys(_name(key.digest))}
-            self._client.delete(_name(key.digest))
-            return len(fields - {_IDS})
+    def delete_all(self, digests: Collection[str]) -> Counter[str]:
+        gone = Counter[str]()
 
-        return self._asked(deleted, 0)
+        def deleted() -> None:
+            for digest in digests:
+                fields = {field.decode() for field in self._client.hkeys(_name(digest))}
+                self._client.delete(_name(digest))
+                gone[digest] = len(fields - {_IDS})
+
+        self._asked(deleted, None)
+        return gone
 
     def catalogue(self) -> Iterator[Listed]:
         names = self._asked(lambda: list(self._client.scan_iter(match=f"{_PREFIX}*", count=_LISTED)), [])

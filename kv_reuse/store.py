@@ -1,7 +1,8 @@
 """The contract of a chunk store, the record that it holds, its counters, and the store that keeps nothing."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -91,9 +92,14 @@ class ChunkStore(ABC):
         """Whether `get` would take no longer than a look into memory."""
         return False
 
-    @abstractmethod
     def delete(self, key: ChunkKey) -> int:
         """Forget the chunk under this and every other anchor; how many entries that were, over all tiers."""
+        return self.delete_all([key.digest])[key.digest]
+
+    @abstractmethod
+    def delete_all(self, digests: Collection[str]) -> Counter[str]:
+        """Forget chunks by their keys' digests, under whatever anchors, in one pass; how many entries each had, over
+        all tiers."""
 
     @abstractmethod
     def catalogue(self) -> Iterator[Listed]:
@@ -120,8 +126,8 @@ class EmptyStore(ChunkStore):
     def contains(self, key: ChunkKey) -> bool:
         return False
 
-    def delete(self, key: ChunkKey) -> int:
-        return 0
+    def delete_all(self, digests: Collection[str]) -> Counter[str]:
+        return Counter()
 
     def catalogue(self) -> Iterator[Listed]:
         return iter(())

@@ -1,7 +1,8 @@
 """Fast tiers over slow ones as one store, and the factory that turns budgets into a store."""
 
 import threading
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -71,14 +72,15 @@ class TieredStore(ChunkStore):
     def at_hand(self, key: ChunkKey) -> bool:
         return self._memory.at_hand(key)
 
-    def delete(self, key: ChunkKey) -> int:
+    def delete_all(self, digests: Collection[str]) -> Counter[str]:
+        wanted = frozenset(digests)
         with self._lock:
-            self._only_here = {other for other in self._only_here if other.digest != key.digest}
-            self._since = {other: came for other, came in self._since.items() if other.digest != key.digest}
-        self._deleted.add([key.digest])  # whoever is taking it below takes it out there again
-        below = self._below.delete(key)
-        self._deleted.add([key.digest])  # whoever has just read it there, out of memory
-        return below + self._memory.delete(key)
+            self._only_here = {key for key in self._only_here if key.digest not in wanted}
+            self._since = {key: came for key, came in self._since.items() if key.digest not in wanted}
+        self._deleted.add(wanted)  # whoever is taking one below takes it out there again
+        below = self._below.delete_all(wanted)
+        self._deleted.add(wanted)  # whoever has just read one there, out of memory
+        return below + self._memory.delete_all(wanted)
 
     def catalogue(self) -> Iterator[Listed]:
         return chain(self._memory.catalogue(), self._below.catalogue())
@@ -144,10 +146,11 @@ class BackedStore(ChunkStore):
     def at_hand(self, key: ChunkKey) -> bool:
         return self._first.at_hand(key)
 
-    def delete(self, key: ChunkKey) -> int:
-        second = self._second.delete(key)
-        self._deleted.add([key.digest])  # whoever has just read it there takes it out of the first one again
-        return second + self._first.delete(key)
+    def delete_all(self, digests: Collection[str]) -> Counter[str]:
+        wanted = frozenset(digests)
+        second = self._second.delete_all(wanted)
+        self._deleted.add(wanted)  # whoever has just read one there takes it out of the first one again
+        return second + self._first.delete_all(wanted)
 
     def catalogue(self) -> Iterator[Listed]:
         return chain(self._first.catalogue(), self._second.catalogue())

@@ -4,6 +4,7 @@ import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Protocol
 
 from ..backend_engine.rounded_kv import Block
@@ -105,12 +106,12 @@ class Warmer:
     def forget(self, chunks: Iterable[Ids], spaces: Sequence[KeySpace]) -> int:
         """Delete the chunks, under whatever anchors, in all these spaces; how many there were. What is being computed
         of them, or is wanted since before, is not kept."""
-        keys = [[space.key(ids) for space in spaces] for ids in chunks]
-        names = [key.digest for some in keys for key in some]
+        of_each = [[space.key(ids).digest for space in spaces] for ids in chunks]
+        names = list(chain(*of_each))
         self._forgotten.add(names)  # for whoever stores one meanwhile
-        count = sum(sum(map(self._store.delete, some)) > 0 for some in keys)
+        gone = self._store.delete_all(names)
         self._forgotten.add(names)  # for whoever still found one meanwhile, and wants it better
-        return count
+        return sum(any(gone[name] for name in some) for some in of_each)
 
     def _warmed(
         self, batch: Sequence[Ids], space: KeySpace, anchors: Sequence[Anchor], priority: int, wanted: float

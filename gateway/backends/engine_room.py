@@ -155,9 +155,7 @@ class EngineRoom:
 
     def forget(self, texts: Sequence[str], *, salts: Sequence[str]) -> None:
         """Delete the KV of chunks, under whatever anchors."""
-        chunks = [self.tokenizer.encode_plain(text) for text in texts]
-        for salt in salts:
-            self.reuser.forget(chunks, salt=salt)
+        self.reuser.forget([self.tokenizer.encode_plain(text) for text in texts], salts=salts)
 
     @cached_property
     def scorer(self) -> TextScorer:

@@ -108,10 +108,12 @@ def forgotten(policies: "PolicySet", collection: str, texts: "Sequence[str]") ->
         fingerprint = fingerprint_of(path, dtype=spec.dtype, device=device_of(spec), quantize=spec.quantize)
         tokenizer = ChatTokenizer(path)
         chunks = [tokenizer.encode_plain(text) for text in texts]
-        for salt in Salts.of(policies).everywhere(collection):
-            for kind in chunk_fingerprints(kv_fingerprint(fingerprint, spec.kv_dtype)):
-                for ids in chunks:
-                    store.delete(KeySpace(kind, salt).key(ids))
+        spaces = [
+            KeySpace(kind, salt)
+            for salt in Salts.of(policies).everywhere(collection)
+            for kind in chunk_fingerprints(kv_fingerprint(fingerprint, spec.kv_dtype))
+        ]
+        store.delete_all({space.key(ids).digest for space in spaces for ids in chunks})
 
 
 def _show_blends(folder: Path) -> None:

@@ -190,10 +190,10 @@ def test_what_waits_to_be_computed_does_not_bring_back_what_was_deleted(
     for served in (1, 0):  # it could be nearer; it is new
         waiting = Waiting()
         assert len(asked(room, "", waiting)[1]) == served and len(waiting.told) == 1
-        assert room.reuser.forget(chunks, salt=salt) == served
+        assert room.reuser.forget(chunks, salts=[salt]) == served
         Lessons.done(waiting)
-        assert room.reuser.forget(chunks, salt=salt) == 0
-    assert asked(room, "", Lessons())[0] and room.reuser.forget(chunks, salt=salt) == 1, "it came again"
+        assert room.reuser.forget(chunks, salts=[salt]) == 0
+    assert asked(room, "", Lessons())[0] and room.reuser.forget(chunks, salts=[salt]) == 1, "it came again"
 
 
 def test_a_call_says_when_its_request_arrived() -> None:
@@ -211,7 +211,7 @@ def test_what_was_deleted_after_a_request_had_arrived_is_not_learned_from_it(roo
     tokens = room.encode(prompt, chunks=frozenset(), with_tools=True)
     asked(room, "", lessons)
     chunks = [match.chunk for match in room.reuser.finder.find(tokens.encoded.ids, salt=salt)]
-    assert len(chunks) == room.reuser.forget(chunks, salt=salt) == 1
+    assert len(chunks) == room.reuser.forget(chunks, salts=[salt]) == 1
     if rewritten:
         document = next(segment.id for segment in prompt.segments if DOCUMENT in segment.text)
         prompt = prompt.replace({document: DOCUMENT[: len(DOCUMENT) // 4]})
@@ -220,10 +220,10 @@ def test_what_was_deleted_after_a_request_had_arrived_is_not_learned_from_it(roo
     def learned(*, deleted: bool) -> int:
         call = Call(model="m", report=Report(), request_id="", prompt=prompt, policy=BLEND, tenant="")
         if deleted:  # while the request is rewritten, before its backend has it
-            room.reuser.forget(chunks, salt=salt)
+            room.reuser.forget(chunks, salts=[salt])
         decided(room, call, tokens, salts=Salts(), background=cast(Any, lessons))[1](result())
         assert len(lessons.done()) == 1
-        return room.reuser.forget(chunks, salt=salt)
+        return room.reuser.forget(chunks, salts=[salt])
 
     assert learned(deleted=True) == 0
     assert learned(deleted=False) == 1

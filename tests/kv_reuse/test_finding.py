@@ -232,9 +232,8 @@ def test_new_chunks_are_bounded_and_counted_by_tenant():
     known = finder(breaks=BREAKS, shortest=20)
     ids = asked(1, 2, 3, question=1)
     assert sum(map(len, known.fresh(ids, salt="a", covered=[], most=100).chunks)) in range(60, 101)
-    for _ in range(2):
-        once = known.fresh(ids, salt="b", covered=[], sights=2)
-        assert once.chunks == (), "what was not told to have come did not"
+    once, again = (known.fresh(ids, salt="b", covered=[], sights=2) for _ in range(2))
+    assert once.chunks == again.chunks == (), "what was not told to have come did not"
     known.saw(once.sights)
     assert known.fresh(ids, salt="c", covered=[], sights=2).chunks == ()
     assert known.fresh(ids, salt="b", covered=[(0, len(ids))], sights=2) == Fresh()

@@ -1,7 +1,8 @@
 """The planner of reused spans and the warmer, over a prefiller that only counts."""
 
 import threading
-from collections.abc import Callable, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -224,9 +225,9 @@ def test_what_is_forgotten_while_it_waits_or_is_computed_is_not_kept(tmp_path: P
 
 def test_who_found_a_chunk_while_it_was_deleted_does_not_compute_it_again():
     class Watched(RamStore):
-        def delete(self, key: ChunkKey) -> int:
+        def delete_all(self, digests: Collection[str]) -> Counter[str]:
             moments.append(reuser.now)
-            return super().delete(key)
+            return super().delete_all(digests)
 
     moments: list[float] = []
     reuser, _ = make(Watched(1 << 20))
@@ -448,6 +449,36 @@ def test_a_chunk_is_forgotten_under_all_its_anchors():
     assert reuser.forget([A]) == 1
     ids = [*SYSTEM, *A, *B, 7]
     assert reuser.plan(ids, [(3, 10), (13, 12)], anchors=[SYSTEM]).misses == (A,)
+
+
+def test_many_chunks_of_many_tenants_are_forgotten_in_one_pass_over_each_tier(tmp_path: Path):
+    class Counted(DiskStore):
+        passes = 0
+
+        def _scan(self) -> list[Any]:
+            self.passes += 1
+            return super()._scan()
+
+    class Seen(OrderedDict[ChunkKey, StoredChunk]):
+        passes = 0
+
+        def __iter__(self) -> Iterator[ChunkKey]:
+            self.passes += 1
+            return super().__iter__()
+
+    disk = Counted(tmp_path, 1 << 24)
+    store = TieredStore(disk, ram_budget=1 << 20)
+    store._memory._chunks = seen = Seen()
+    reuser, _ = make(store)
+    chunks, salts = [(n, 5, 6, 7) for n in range(20)], ["a", "b", "c"]
+    for salt in salts:
+        reuser.warm(chunks, salt=salt)
+    disk.passes = seen.passes = 0
+    assert reuser.forget([*chunks[1:], C], salts=salts[:2]) == 19
+    assert (disk.passes, seen.passes) == (1, 1)
+    kept = {KeySpace("model", salt).key(one) for salt in salts for one in (chunks if salt == "c" else chunks[:1])}
+    assert set(seen) == kept
+    assert all(map(disk.contains, kept)) and disk.stats()[0].entries == len(kept) == 22
 
 
 def test_an_anchor_counts_for_the_models_context():
