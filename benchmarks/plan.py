@@ -1,6 +1,7 @@
 """Does the planner pay? 500 mixed requests under `off`, under each method alone, and under the planner.
 
 Run: python benchmarks/plan.py FOLDER [--requests 500] [--ways off planner ...] [--model NAME_OR_DIR] [--rows FILE]
+     python benchmarks/plan.py FOLDER --each N ...                 only the first N requests of each class
      python benchmarks/plan.py FOLDER --rows FILE --report ...     what the file has, and nothing is asked
 
 Every way has a gateway of its own in this process, with its own engine, caches and learned costs, on the whole HTTP
@@ -11,9 +12,9 @@ answer of `--tokens` tokens. What a gateway does when nobody waits (KV of new te
 for, and told as idle work. Loading the models and the first use of each is not counted.
 
 `--rows` names a file to which each request is appended as it ends; requests that are there already are not asked
-again, so that a long run may be made in parts. Each part begins with empty caches. A run that is interrupted, or whose
-`--seconds` are over, prints what it has. `to off` is the ratio of sums, with the 95 % interval of a bootstrap over
-requests, each of which keeps its ways together.
+again, so that a long run may be made in parts. Each part begins with empty caches; a run that rests while the file of
+`--hold` exists keeps them. A run that is interrupted, or whose `--seconds` are over, prints what it has. `to off` is
+the ratio of sums, with the 95 % interval of a bootstrap over requests, each of which keeps its ways together.
 
 Not here: what the answers are worth (compress_quality.py, blend_quality.py).
 """
@@ -58,6 +59,7 @@ _ALWAYS = "token_value_ms: 1000000, rewrite_timeout: 600"
 _TOLD = ("overhead_ms", "tokens_in", "tokens_out", "cached", "reused", "recomputed")
 _PATIENCE_S = 600.0
 _LOOK_S = 0.01
+_LOOK_HOLD_S = 1.0
 _ROUNDS = 2000
 _MARGIN = 1.02  # of `off`: more, in any class, is too much
 
@@ -188,6 +190,7 @@ def one_copy_of_the_weights() -> Iterator[None]:
 async def measured(requests: Sequence[Asked], rows: list[Row], options: argparse.Namespace) -> None:
     """Ask what `rows` does not have yet, and add it."""
     done = {row.request for row in rows}
+    left = [number for number in taken([asked.kind for asked in requests], options.each) if number not in done]
     with tempfile.TemporaryDirectory() as root:
         async with AsyncExitStack() as stack:
             stack.enter_context(one_copy_of_the_weights())
@@ -195,18 +198,35 @@ async def measured(requests: Sequence[Asked], rows: list[Row], options: argparse
             gc.collect()
             gc.freeze()
             began = time.perf_counter()
-            for number, asked in enumerate(requests):
-                if number in done:
-                    continue
+            for number in left:
+                while True:
+                    if not _held(options.hold):
+                        break
+                    await asyncio.sleep(_LOOK_HOLD_S)
                 if options.seconds and time.perf_counter() - began > options.seconds:
                     break
                 turn = number % len(gateways)
                 fresh = [
-                    await gateway.ask(number, asked, tokens=options.tokens)
+                    await gateway.ask(number, requests[number], tokens=options.tokens)
                     for gateway in (*gateways[turn:], *gateways[:turn])
                 ]
                 rows += fresh
                 append_rows(options.rows, map(asdict, fresh))
+
+
+def _held(hold: Path | None) -> bool:
+    return hold is not None and hold.exists()
+
+
+def taken(kinds: Sequence[str], each: int | None) -> list[int]:
+    """The requests that are asked, by their classes: the first `each` of every one, or all."""
+    seen: Counter[str] = Counter()
+    found: list[int] = []
+    for number, kind in enumerate(kinds):
+        seen[kind] += 1
+        if each is None or seen[kind] <= each:
+            found.append(number)
+    return found
 
 
 def setting_of(options: argparse.Namespace) -> str:
@@ -227,7 +247,12 @@ def _read(options: argparse.Namespace) -> list[Row]:
     if not ways >= {row.way for row in rows}:
         raise SystemExit(f"{path} has other ways than {', '.join(options.ways)}: name another file for --rows")
     times = Counter(row.request for row in rows)
-    return [row for row in rows if times[row.request] == len(ways) and row.request < options.requests]
+    kinds = {
+        row.request: row.kind for row in rows if times[row.request] == len(ways) and row.request < options.requests
+    }
+    numbers = sorted(kinds)
+    wanted = {numbers[at] for at in taken([kinds[number] for number in numbers], options.each)}
+    return [row for row in rows if row.request in wanted]
 
 
 def tables(rows: Sequence[Row], ways: Sequence[str]) -> list[Table]:
@@ -327,6 +352,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--requests", type=int, default=500)
+    parser.add_argument("--each", type=int, help="only the first so many of each class")
     parser.add_argument("--tokens", type=int, default=8, help="of each answer")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=[way for way in WAYS if way != "summarize"])
     parser.add_argument("--model", default="smollm2-135m-instruct")
@@ -334,6 +360,7 @@ def main() -> None:
     parser.add_argument("--kv-memory", default="512MiB", help="of each engine")
     parser.add_argument("--rows", type=Path, help="append requests to this JSONL file, and go on where it ends")
     parser.add_argument("--seconds", type=float, help="begin no request after so long")
+    parser.add_argument("--hold", type=Path, help="begin no request while this file exists; caches stay warm")
     parser.add_argument("--report", action="store_true", help="only print what --rows has")
     parser.add_argument("--size", type=float, default=1.0, help="of the prompts: 0.5 has half of the documents' text")
     parser.add_argument("--dtype", default="float32", help="of each engine; auto, bfloat16, ... as in a policy file")

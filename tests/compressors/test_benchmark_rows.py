@@ -47,7 +47,15 @@ def test_a_request_that_was_asked_again_counts_once(tmp_path: Path, monkeypatch:
     plan = script("plan", monkeypatch)
     path = tmp_path / "rows.jsonl"
     options = argparse.Namespace(
-        rows=path, ways=["off", "planner"], requests=9, model="m", dtype="float32", quantize="none", tokens=2, size=1.0
+        rows=path,
+        ways=["off", "planner"],
+        requests=9,
+        each=None,
+        model="m",
+        dtype="float32",
+        quantize="none",
+        tokens=2,
+        size=1.0,
     )
     counts = dict.fromkeys(("idle_s", "overhead_ms", "tokens_in", "tokens_out", "cached", "reused", "recomputed"), 0)
 

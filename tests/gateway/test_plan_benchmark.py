@@ -13,8 +13,6 @@ import pytest
 import torch
 from rich.console import Console
 
-pytestmark = pytest.mark.slow
-
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 TEMPLATE = "{% for one in messages %}<|im_start|>{{ one['role'] }}\n{{ one['content'] }}<|im_end|>\n{% endfor %}"
 PLACES = ["north", "south", "east", "west", "upper", "lower", "old", "new", "red", "green", "blue", "grey"]
@@ -63,6 +61,7 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> Any:
     return module
 
 
+@pytest.mark.slow
 def test_every_way_answers_the_same_requests_and_all_is_told(
     tiny_model: Callable[..., Path],
     smollm2_dir: Path,
@@ -90,6 +89,8 @@ def test_every_way_answers_the_same_requests_and_all_is_told(
         rows=tmp_path / "rows.jsonl",
         seconds=None,
         report=False,
+        each=None,
+        hold=None,
         size=1.0,
         dtype="float32",
         quantize="none",
@@ -105,6 +106,10 @@ def test_every_way_answers_the_same_requests_and_all_is_told(
     with (tmp_path / "cut").open("w") as file:
         benchmark.run(options, Console(file=file, width=200))
     assert "9 of 10 requests under 3 ways" in (tmp_path / "cut").read_text(), "half a request counts for nothing"
+    options.each = 1
+    with (tmp_path / "few").open("w") as file:
+        benchmark.run(options, Console(file=file, width=200))
+    assert "all: 4 requests" in (tmp_path / "few").read_text(), "one of each class"
     options.tokens = 3
     with pytest.raises(SystemExit, match="answers of 2 tokens"):
         benchmark.run(options, Console(quiet=True))
@@ -120,16 +125,56 @@ def test_every_way_answers_the_same_requests_and_all_is_told(
     assert "10 of 10 requests under 3 ways" in printed
 
 
+def rows_of(benchmark: Any, seconds: dict[str, list[float]], *, kinds: list[str]) -> list[Any]:
+    counts = dict.fromkeys(("idle_s", "overhead_ms", "tokens_in", "tokens_out", "cached", "reused", "recomputed"), 0)
+    return [
+        benchmark.Row(request=n, kind=kind, way=way, seconds=taken[n], steps={}, **counts)
+        for n, kind in enumerate(kinds)
+        for way, taken in seconds.items()
+    ]
+
+
 def test_the_ratio_of_sums_has_an_interval(monkeypatch: pytest.MonkeyPatch) -> None:
     benchmark = loaded(monkeypatch)
-    counts = dict.fromkeys(("idle_s", "overhead_ms", "tokens_in", "tokens_out", "cached", "reused", "recomputed"), 0)
-    rows = [
-        benchmark.Row(request=n, kind="chat", way=way, seconds=seconds, steps={}, **counts)
-        for n in range(40)
-        for way, seconds in (("off", 1.0 + n), ("planner", (0.5 + n % 2) * (1.0 + n)))
-    ]
+    times = {"off": [1.0 + n for n in range(40)], "planner": [(0.5 + n % 2) * (1.0 + n) for n in range(40)]}
+    rows = rows_of(benchmark, times, kinds=["chat"] * 40)
     found = benchmark.ratio(rows, "planner", "chat")
     assert found.low < found.value < found.high
     assert found.value == pytest.approx(1.0, abs=0.05) and found.high - found.low < 0.6
     assert benchmark.ratio(rows, "off") == (1.0, 1.0, 1.0)
     assert "MORE than" in benchmark.verdict(rows[1::2] + rows[::2], ["off", "planner"]) or found.value <= 1.02
+
+
+def test_each_class_has_a_ratio_and_a_verdict_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    benchmark = loaded(monkeypatch)
+    kinds = ["chat", "rag"] * 10
+    times = {
+        "off": [1.0] * 20,
+        "lossless": [0.5] * 20,
+        "planner": [1.1 if kind == "chat" else 0.5 for kind in kinds],
+    }
+    rows = rows_of(benchmark, times, kinds=kinds)
+    assert benchmark.ratio(rows, "planner", "chat") == pytest.approx((1.1, 1.1, 1.1))
+    assert benchmark.ratio(rows, "planner", "rag") == pytest.approx((0.5, 0.5, 0.5))
+    whole = benchmark.ratio(rows, "planner")
+    assert whole.value == pytest.approx(0.8) and whole.low < 0.75 and whole.high > 0.85
+    told = benchmark.verdict(rows, list(times))
+    assert "MORE than 2 % worse" in told and "worst: chat, 1.100" in told and "lossless (0.500)" in told
+    assert benchmark.verdict(rows, ["off", "lossless"]) == "no verdict without off and a planner"
+
+
+@pytest.mark.parametrize(
+    ("each", "wanted"), [(None, [0, 1, 2, 3, 4, 5]), (1, [0, 1, 4]), (2, [0, 1, 2, 4, 5]), (0, [])]
+)
+def test_the_first_of_each_class_are_taken(
+    each: int | None, wanted: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert loaded(monkeypatch).taken(["chat", "rag", "chat", "chat", "tools", "rag"], each) == wanted
+
+
+def test_a_table_tells_of_total_median_and_the_slowest(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    benchmark = loaded(monkeypatch)
+    rows = rows_of(benchmark, {"off": [float(n) for n in range(1, 21)]}, kinds=["chat"] * 20)
+    table = benchmark.tables(rows, ["off"])[-1]
+    cells = [next(iter(column.cells)) for column in table.columns]
+    assert cells[:6] == ["off", "210.0", "1.000", "1.000", "10500", "19000"]
