@@ -48,6 +48,7 @@ _EMPTY_PAIRS = (
     " 什么 什麼 么时 时候 是什 的是 谁是 是谁 哪里 哪个 怎么 么样 怎样 为什 多少 如何 是否 了吗 的吗 吗 呢 的 是 了 在"
     " 和 有 我 你 他 她 它"
 )
+_ASKED = 12  # words that come once, at most, are what a question can ask
 _STRIDE = 4096  # terms between two looks at the clock
 _STEM = 3  # letters that stay at least
 
@@ -116,9 +117,9 @@ class Words:
         self._sizes = np.array([sum(bag.values()) for bag in self._bags], dtype=np.float32)
         self._in = Counter(term for bag in self._bags for term in bag)
 
-    def idf(self, term: str) -> float:
-        """How rare a term is among the texts; never negative."""
-        count = self._in[term]
+    def idf(self, term: str, *, least: int = 0) -> float:
+        """How rare a term is among the texts, where it is taken to stand in `least` of them; never negative."""
+        count = max(least, self._in[term])
         return math.log(1.0 + (len(self._bags) - count + 0.5) / (count + 0.5))
 
     def known(self, question: str) -> float:
@@ -126,6 +127,20 @@ class Words:
         asked = set(_terms(question)) - _NOTHING
         everything = sum(self.idf(term) for term in asked)
         return sum(self.idf(term) for term in asked if term in self._in) / everything if everything else 0.0
+
+    def told(self, question: str) -> Floats:
+        """The share of a question's words, stop words aside, that each text has, [texts], from 0 to 1.
+
+        Rare ones count more; one that no text has counts as one that comes once. Of a long question a dozen such words
+        count as all: what is asked stands in a few of them.
+        """
+        asked = sorted(set(_terms(question)) - _NOTHING)
+        if not asked or not self._bags:
+            return np.zeros(len(self._bags), dtype=np.float32)
+        weights = np.array([self.idf(term, least=1) for term in asked], dtype=np.float32)
+        found = np.array([[term in bag for term in asked] for bag in self._bags], dtype=np.float32)
+        everything = min(float(weights.sum()), _ASKED * self.idf("", least=1))
+        return np.minimum(found @ weights / everything, 1.0)
 
     def bm25(self, question: str, *, stop_words: bool = True) -> Floats:
         """The score of each text, [texts]; 0 where no word is shared, none but stop words if these do not count."""

@@ -41,6 +41,18 @@ def test_terms(text: str, expected: list[str]) -> None:
     assert terms(text) == expected
 
 
+def test_what_texts_tell_of_a_question() -> None:
+    words = Words(["A cat sat.", "A dog sat.", "Nobody came."])
+    cat, dog, nobody = words.told("Where does the cat sit, where sat the elephant?")
+    once, twice = words.idf("cat"), words.idf("sat")
+    everything = 3 * once + twice  # "sit" and "elephant" count as words that come once
+    assert cat == pytest.approx((once + twice) / everything)
+    assert dog == pytest.approx(twice / everything) and nobody == 0.0
+    assert words.told("cat").tolist() == [1.0, 0.0, 0.0]
+    assert words.told("cat " + " ".join(f"w{n}" for n in range(100)))[0] == pytest.approx(1 / 12)
+    assert not words.told("Who is it?").any() and Words([]).told("cat").shape == (0,)
+
+
 texts = st.lists(st.text(st.sampled_from("ab c退款é1 "), max_size=30), min_size=1, max_size=8)
 
 

@@ -453,6 +453,77 @@ def test_stop_words_are_near_to_nothing() -> None:
     assert near.scores.argmax() == 3 and not near.scores[:2].any()
 
 
+ASKED = {
+    "en": (
+        "How did the council of Aberdeen pay for the new harbour bridge when the great flood had gone?",
+        "On a new day the one who was the first one was the first one to be the one who was the first.",
+        "The council of Aberdeen paid for the harbour bridge with what it was what it was what it was with.",
+    ),
+    "de": (
+        "Womit bezahlte der Rat von Rostock die neue Brücke am Hafen nach der großen Flut?",
+        "An einem Tag nach dem Tag war der eine der eine, und der eine war der eine nach dem einen.",
+        "Die neue Brücke am Hafen bezahlte der Rat von Rostock mit dem, was es war, was es war, was es war.",
+    ),
+    "fr": (
+        "Comment le conseil de Brest a-t-il payé le nouveau pont du port après la grande crue de mars?",
+        "Un nouveau jour, celui qui fut celui qui fut celui qui fut le seul fut celui qui fut là.",
+        "Le conseil de Brest a payé le nouveau pont du port par ce qui fut ce qui fut ce qui fut.",
+    ),
+    "ru": (
+        "Чем совет Мурманска заплатил за новый мост через гавань после большого наводнения весной?",
+        "В новый день тот, кто был тем, кто был тем, кто был первым, был тем, кто был.",
+        "Совет Мурманска заплатил за новый мост через гавань тем, что было тем, что было тем, что было.",
+    ),
+    "pl": (
+        "Czym rada miasta Gdynia opłaciła nowy most przez port kiedy wielka powódź minęła?",
+        "W nowy dzień ten co był tym co był tym co był tym co był pierwszy był tym co był.",
+        "Rada miasta Gdynia opłaciła nowy most przez port tym co było tym co było tym co było.",
+    ),
+    "zh": (
+        "厦门市议会在洪水退去以后用什么办法支付了港口新桥的全部费用?",
+        "有人说以后的日子就是日子就是日子就是日子就是日子就是日子就是日子。",
+        "厦门市议会支付了港口新桥的费用就是费用就是费用就是费用就是费用。",
+    ),
+}
+"""Of each language a question, a sentence that happens to share a word with it, and one that answers; most words of
+both sentences are foreseen."""
+
+
+@pytest.mark.parametrize("language", ASKED)
+def test_one_word_that_is_shared_by_chance_takes_nothing(
+    language: str, context: Make, prompt_of: PromptOf, tool_texts: TextsOf
+) -> None:
+    question, chance, answer = ASKED[language]
+    options = {"target_rate": 0.3, "kinds": ["tool_result"]}
+    left: dict[str, dict[float, float]] = {}
+    for name, sentence in (("chance", chance), ("answer", answer)):
+        words = iter(f"{a}{b}{c}on" for a in "bdfgk" for b in "aeiou" for c in "lmnpr")
+        sentences = [" ".join(["And", *itertools.islice(words, 9)]) + "." for _ in range(12)]
+        sentences[7] = sentence
+        own = pieces(sentence)
+        asking = {"role": "user", "content": question}
+        prompt = Prompt.from_messages([asking, *prompt_of(" ".join(sentences)).messages[2:4]])
+        left[name] = {}
+        for focus in (0.0, 1.0):
+            result = create("perplexity", {**options, "focus": focus}).compress(
+                prompt, context=context(question=question)
+            )
+            (change,) = result.changes
+            start = " ".join(sentences).index(sentence)
+            stays = sum(max(0, min(b, start + len(sentence)) - max(a, start)) for a, b in change.kept)
+            left[name][focus] = stays / len(sentence)
+    assert own and left["answer"][1.0] > 0.95
+    assert left["chance"][1.0] < 0.5 and left["chance"][1.0] <= left["chance"][0.0] + 0.1
+
+
+def test_of_a_long_question_some_words_tell_enough() -> None:
+    texts = [f"The {word} is here." for word in PLAIN.split()] + ["The dean of Ely sold three organs."]
+    asked = "dean Ely sold organs " + " ".join(f"w{n}" for n in range(100))
+    assert nearness(texts, asked, whole=[()] * len(texts), expired=lambda: False)[-1].scores.max() == 1.0
+    (one,) = nearness(["The dean. A cat."], "w1 w2 w3 w4 w5 w6 w7 dean", whole=[()], expired=lambda: False)
+    assert 0.0 < one.scores.max() < 0.02
+
+
 @pytest.mark.parametrize("gap", ["\n\n", "\r\n\r\n", "\n \n"])
 def test_paragraphs_end_at_blank_lines_of_any_kind(gap: str) -> None:
     text = f"The bridge is old.{gap}Cats sleep. Dogs bark."
