@@ -1,5 +1,7 @@
 """The chunk store that a policy file asks for. Imports torch: for worker threads and the command line."""
 
+from hashlib import blake2b
+
 from ..kv_reuse import ChunkStore, SharedStore, connect, open_store
 from ..policies import EmbeddedBackend, PolicySet
 
@@ -30,4 +32,5 @@ def _shared(policies: PolicySet) -> ChunkStore | None:
     if spec is None:
         return None
     client = connect(spec.url, password=policies.shared_cache_password(), timeout_s=spec.timeout)
-    return SharedStore(client, ttl_s=spec.ttl)
+    server = blake2b(spec.url.encode(), digest_size=8).hexdigest()  # another one has nothing of what this is to delete
+    return SharedStore(client, ttl_s=spec.ttl, undelivered=policies.kv_cache_path / f"undelivered-{server}")

@@ -6,9 +6,7 @@ Samples are what checking.py measured. Only names of collections and figures are
 import json
 import logging
 import math
-import os
 import random
-import tempfile
 import threading
 from collections import deque
 from collections.abc import Sequence
@@ -17,6 +15,8 @@ from itertools import chain
 from pathlib import Path
 from statistics import NormalDist, fmean, stdev
 from typing import Any, NamedTuple, Self
+
+from .files import write_whole
 
 log = logging.getLogger(__name__)
 
@@ -146,7 +146,7 @@ class Gate:
         if self._path is None:
             return
         try:
-            _write(self._path, content)
+            write_whole(self._path, content)
         except OSError as error:
             log.warning("the blends' standings were not written to %s: %s", self._path, error.strerror)
 
@@ -231,18 +231,3 @@ def _t_quantile(freedom: int) -> float:
         (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
     )
     return z + sum(term / freedom ** (power + 1) for power, term in enumerate(terms))
-
-
-def _write(path: Path, text: str) -> None:
-    """All of it or nothing, whatever happens meanwhile."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".tmp")
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as handle:
-            handle.write(text)
-            handle.flush()
-            os.fsync(handle.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise

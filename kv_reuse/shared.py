@@ -10,12 +10,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from ..prompt.errors import ConfigError
 from .chunkfile import DamagedChunk, decode, encode
 from .keys import ChunkKey, ids_from_bytes, ids_to_bytes
 from .store import ChunkStore, Listed, StoredChunk, TierStats
+from .undelivered import Undelivered
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +47,9 @@ class SharedStore(ChunkStore):
     After a failure the server is not asked for `pause_s` seconds, so that it costs one timeout in that time and not one
     a chunk. What comes from there is verified as a file is: whoever may write to the server can make misses, but hardly
     a wrong chunk.
+
+    What is to be deleted is remembered until the server has done so, in files in the folder `undelivered` where there
+    is one, and nothing else is asked of the server before that.
     """
 
     def __init__(
@@ -53,11 +58,13 @@ class SharedStore(ChunkStore):
         *,
         ttl_s: float = 7 * 86_400,
         pause_s: float = 10.0,
+        undelivered: Path | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._client = client
         self._ttl_s = max(1, round(ttl_s))
         self._pause_s = pause_s
+        self._undelivered = Undelivered(undelivered)
         self._clock = clock
         self._asleep_until = float("-inf")
         self._hits = self._misses = self._corrupt = self._refused = 0
@@ -92,16 +99,12 @@ class SharedStore(ChunkStore):
         return bool(self._asked(lambda: self._client.hexists(_name(key.digest), _field(key)), False))
 
     def delete_all(self, digests: Collection[str]) -> Counter[str]:
-        gone = Counter[str]()
-
-        def deleted() -> None:
-            for digest in digests:
-                fields = {field.decode() for field in self._client.hkeys(_name(digest))}
-                self._client.delete(_name(digest))
-                gone[digest] = len(fields - {_IDS})
-
-        self._asked(deleted, None)
-        return gone
+        self._undelivered.add(digests)
+        gone = self._reached(self._delivered, None)
+        if gone is None:
+            log.warning("the shared chunk store still has %d deleted chunks; it is told when it answers", len(digests))
+            return Counter()
+        return Counter({digest: gone[digest] for digest in digests})
 
     def catalogue(self) -> Iterator[Listed]:
         names = self._asked(lambda: list(self._client.scan_iter(match=f"{_PREFIX}*", count=_LISTED)), [])
@@ -123,7 +126,28 @@ class SharedStore(ChunkStore):
         return self._clock() >= self._asleep_until
 
     def _asked(self, ask: Callable[[], T], otherwise: T) -> T:
-        """The server's answer; `otherwise` where there is none, or while it is left alone."""
+        """The server's answer after all deletions; `otherwise` where there is none, or while it is left alone."""
+
+        def answer() -> T:
+            self._delivered()
+            return ask()
+
+        return self._reached(answer, otherwise)
+
+    def _delivered(self) -> Counter[str]:
+        """Have the server delete what it has not deleted yet; how many entries each chunk had."""
+        gone = Counter[str]()
+
+        def delete(digests: Collection[str]) -> None:
+            for digest in digests:
+                fields = {field.decode() for field in self._client.hkeys(_name(digest))}
+                self._client.delete(_name(digest))
+                gone[digest] += len(fields - {_IDS})
+
+        self._undelivered.deliver(delete)
+        return gone
+
+    def _reached(self, ask: Callable[[], T], otherwise: T) -> T:
         if not self._awake:
             return otherwise
         try:

@@ -86,7 +86,7 @@ def warmed(policies: "PolicySet", collection: str, texts: "Sequence[str]") -> st
 
 def forgotten(policies: "PolicySet", collection: str, texts: "Sequence[str]") -> None:
     """Delete the stored KV of chunks that a collection has no more; no model is loaded for that."""
-    if not policies.kv_cache.disk or not _embedded(policies):
+    if not (policies.kv_cache.disk or policies.kv_cache.shared) or not _embedded(policies):
         return
     from ...backend_engine import ChatTokenizer
     from ...backend_engine.loader import fingerprint_of

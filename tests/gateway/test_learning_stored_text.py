@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
+import fakeredis
 import pytest
 import safetensors
 import torch
 from promptsluice.backend_engine.types import Result
+from promptsluice.gateway import stores
 from promptsluice.gateway.backends import engine_room
 from promptsluice.gateway.backends.background import Lesson
 from promptsluice.gateway.backends.base import Call
@@ -95,6 +97,30 @@ def test_chunks_are_kept_and_deleted_as_the_policy_file_says(folder: Path, tmp_p
         assert tensors.get_tensor("k").dtype == torch.int8
     forgotten(policies, "docs", [DOCUMENT])
     assert not file.exists()
+
+
+@pytest.mark.parametrize("away", [False, True])
+def test_a_command_deletes_what_gateways_share_without_a_disk_tier(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, away: bool
+) -> None:
+    server = fakeredis.FakeServer()
+    monkeypatch.setattr(stores, "connect", lambda *args, **options: fakeredis.FakeRedis(server=server))
+    cache = {"ram": "1MiB", "path": str(tmp_path), "shared": {"url": "redis://127.0.0.1:1/0"}}
+    backend = spec_of(folder).model_dump(exclude_unset=True)
+    policies = PolicySet.from_text(json.dumps({"version": 1, "backends": {"local": backend}, "kv_cache": cache}))
+    store = stores.chunk_store(policies)
+    opened = EngineRoom.open(spec_of(folder), path=folder, store=store)
+    try:
+        opened.warm([DOCUMENT], salt=Salts.of(policies).everywhere("docs")[0])
+    finally:
+        opened.control.close()
+        opened.service.stop()
+    assert len(fakeredis.FakeRedis(server=server).keys()) == 1
+    server.connected = not away
+    forgotten(policies, "docs", [DOCUMENT])
+    server.connected = True
+    assert len(fakeredis.FakeRedis(server=server).keys()) == away
+    assert not list(stores.lasting_store(policies).catalogue()), "whoever asks next delivers what was left"
 
 
 class Jobs:

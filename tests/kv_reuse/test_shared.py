@@ -2,7 +2,9 @@
 
 import socket
 import threading
+from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -143,6 +145,98 @@ def test_a_dead_server_is_one_timeout_then_misses_and_is_asked_again_later(
     clock.now = 10
     assert store.get(make(2)[0]) is None and len(taken) > asked and caplog.text.count("left alone") == 2
     client.close()
+
+
+class Severed:
+    """A client whose server can be out of reach."""
+
+    def __init__(self, client: Any) -> None:
+        self.client, self.away = client, False
+
+    def __getattr__(self, name: str) -> Any:
+        if self.away:
+            raise ConnectionError("the network is gone")
+        return getattr(self.client, name)
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+@pytest.mark.parametrize("folder", [True, False])
+def test_what_was_deleted_while_the_server_was_away_is_never_found_again(
+    client: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, folder: bool, restarted: bool
+):
+    path = tmp_path / "kv" / "undelivered" if folder else None
+    clock, severed = Clock(), Severed(client)
+
+    def opened() -> SharedStore:
+        return SharedStore(severed, undelivered=path, clock=clock)
+
+    store, other = opened(), opened()
+    chunks = [make(1), make(1, anchor=(8, 9)), make(2), make(3)]
+    for key, chunk in chunks:
+        assert store.put(key, chunk)
+    severed.away = True
+    gone, kept = [chunks[0][0], chunks[2][0]], chunks[3][0]
+    for key in gone:
+        assert store.delete(key) == 0
+    assert caplog.text.count("still has 1 deleted chunks") == 2
+    severed.away, clock.now = False, 5.0
+    assert store.get(kept) is None and len(client.keys()) == 3, "it is still left alone"
+    clock.now = 10.0
+    if restarted:  # without a folder nobody is left who knows
+        store = opened()
+    assert store.contains(kept)
+    assert len(client.keys()) == (3 if restarted and not folder else 1)
+    assert (store.get(gone[0]) is None) == (folder or not restarted) and store.get(kept) is not None
+    assert store.put(*chunks[0]) and store.get(gone[0]) is not None, "it is stored again"
+    assert opened().get(gone[0]) is not None and other.get(gone[0]) is not None, "and was deleted once"
+    assert path is None or list(path.iterdir()) == []
+
+
+def test_a_deletion_by_another_process_is_delivered_by_whoever_reaches_the_server(client: Any, tmp_path: Path):
+    gateway = SharedStore(client, undelivered=tmp_path)
+    assert gateway.put(*make(1)) and gateway.put(*make(2))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    command = SharedStore(connect(f"redis://127.0.0.1:{port}/0"), undelivered=tmp_path)
+    assert command.delete_all([make(1)[0].digest]) == Counter()
+    assert gateway.get(make(1)[0]) is None and gateway.get(make(2)[0]) is not None
+    assert gateway.delete_all([make(number)[0].digest for number in (1, 2, 3)])[make(2)[0].digest] == 1
+
+
+def test_a_deletion_that_breaks_off_begins_again(client: Any, tmp_path: Path):
+    class Breaking(Severed):
+        left = 3
+
+        def delete(self, *names: str) -> Any:
+            self.left -= 1
+            self.away = self.left < 0
+            return getattr(self, "client" if not self.away else "keys").delete(*names)
+
+    clock, breaking = Clock(), Breaking(client)
+    store = SharedStore(breaking, undelivered=tmp_path, clock=clock)
+    chunks = [make(number) for number in range(6)]
+    for key, chunk in chunks:
+        assert store.put(key, chunk)
+    store.delete_all([key.digest for key, _ in chunks])
+    assert len(client.keys()) == 3 and len(list(tmp_path.iterdir())) == 1
+    breaking.left, breaking.away, clock.now = 100, False, 10.0
+    assert not store.contains(chunks[0][0]) and client.keys() == [] and list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_written_or_read(client: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    clock, severed, path = Clock(), Severed(client), tmp_path / "a file"
+    path.write_text("")
+    store = SharedStore(severed, undelivered=path / "folder", clock=clock)
+    assert store.put(*make(1)) and "left alone" not in caplog.text
+    severed.away = True
+    store.delete(make(1)[0])
+    assert "only remembered by this process" in caplog.text
+    severed.away, clock.now = False, 10.0
+    assert store.get(make(1)[0]) is None and client.keys() == []
+    path.unlink()
+    (path / "folder" / "x.deleted").mkdir(parents=True)
+    clock.now = 20.0
+    assert not store.contains(make(2)[0]) and str(path) in caplog.text, "nobody knows what is to be deleted"
 
 
 def test_nobody_listens(caplog: pytest.LogCaptureFixture):
