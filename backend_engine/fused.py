@@ -38,6 +38,22 @@ class HeadTurn:
     eps: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Joint:
+    """What stands between two products of a layer, `before` and `after`: a sum with the residual, and its norm.
+
+    With `first`, the weight of another norm, it is `norm_first(before(x))` that is added. With an `activation` what
+    `after` yields is gated. Behind the last layer there is no `after`.
+    """
+
+    before: Linear
+    first: Tensor | None
+    weight: Tensor
+    eps: float
+    after: Linear | None
+    activation: str | None = None
+
+
 class FusedOps(Protocol):
     """Stateless. Inputs are not changed, but for the pool's slots and the residual, where a method says so.
 
@@ -88,19 +104,12 @@ class FusedOps(Protocol):
         """`activation(gate) * up` [rows, ffn] of `gate_up` [rows, 2 * ffn]; the activation is silu or gelu_tanh."""
         ...
 
-    def normed_product(
-        self,
-        x: Tensor,
-        residual: Tensor,
-        weight: Tensor,
-        eps: float,
-        linear: Linear,
-        *,
-        first: Tensor | None = None,
-        activation: str | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """`linear` of what `add_norm` makes of the others [rows, out], and `residual + x`. With an `activation` what
-        comes back first is `gated` [rows, out / 2]. May reuse the memory of `residual`."""
+    def joined(self, x: Tensor, residual: Tensor, joint: Joint) -> tuple[Tensor, Tensor]:
+        """The second product of a joint [rows, out], gated [rows, out / 2], and the sum with the residual.
+
+        Of a joint without a second product it is the norm [rows, hidden] that comes first. `x` [rows, in] is what the
+        first product takes. May reuse the memory of `residual` [rows, hidden].
+        """
         ...
 
 
@@ -152,20 +161,12 @@ class TorchOps:
         active = F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")
         return active.mul_(up)
 
-    def normed_product(
-        self,
-        x: Tensor,
-        residual: Tensor,
-        weight: Tensor,
-        eps: float,
-        linear: Linear,
-        *,
-        first: Tensor | None = None,
-        activation: str | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        normed, residual = self.add_norm(x, residual, weight, eps, first=first)
-        product = linear(normed)
-        return product if activation is None else self.gated(product, activation), residual
+    def joined(self, x: Tensor, residual: Tensor, joint: Joint) -> tuple[Tensor, Tensor]:
+        normed, residual = self.add_norm(joint.before(x), residual, joint.weight, joint.eps, first=joint.first)
+        if joint.after is None:
+            return normed, residual
+        product = joint.after(normed)
+        return product if joint.activation is None else self.gated(product, joint.activation), residual
 
 
 def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -1,4 +1,4 @@
-# pyright: reportMissingParameterType=false, reportArgumentType=false
+# pyright: reportMissingParameterType=false, reportArgumentType=false, reportGeneralTypeIssues=false
 """The element-wise work between matrix products as Triton kernels: one launch each. Arithmetic is float32 inside.
 
 Kernel arguments are tensors or numbers as Triton passes them, untyped.
@@ -12,8 +12,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .fused import HeadTurn, LayerKV, TorchOps
-from .linear import Linear, PlainLinear
+from .early import launch_options, let_next_begin, wait_for_last
+from .few_rows_triton import MOST_ROWS, parts, serves_parts, serves_whole, whole
+from .fused import HeadTurn, Joint, LayerKV, TorchOps
+from .linear import PlainLinear
 from .one_row_triton import activated, normed_row, serves_normed
 from .probe import Probe
 from .probe_triton import look
@@ -40,16 +42,26 @@ class TritonOps(TorchOps):
     def add_norm(
         self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, first: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        rows, hidden = x.shape
-        normed = torch.empty_like(x)
+        return self._add_norm(x[None], residual, weight, eps, first)
+
+    def _add_norm(
+        self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, first: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """`x` [parts, rows, hidden] is a sum that was not made yet."""
+        count, rows, hidden = x.shape
+        normed = torch.empty_like(residual)
         block = triton.next_power_of_2(hidden)
-        warps = min(16, max(4, block // 512))
-        constants: dict[str, Any] = {"BLOCK": block, "FIRST": first is not None, "num_warps": warps}
+        constants: dict[str, Any] = {
+            "PARTS": count,
+            "BLOCK": block,
+            "FIRST": first is not None,
+            "num_warps": 8 if count > 1 else min(16, max(4, block // 512)),
+            **launch_options(x.device),
+        }
         if rows:
             _add_norm[(rows,)](
-                x, residual, weight, weight if first is None else first, normed, hidden, eps,
-                **constants,
-            )  # fmt: skip
+                x, residual, weight, weight if first is None else first, normed, rows, hidden, eps, **constants
+            )
         return normed, residual
 
     def rotated_into(self, qkv: Tensor, turn: HeadTurn, slots: Tensor, k: Stored, v: Stored) -> Tensor:
@@ -111,20 +123,26 @@ class TritonOps(TorchOps):
             _gated[(rows, triton.cdiv(width // 2, _COLUMNS))](gate_up, out, width // 2, **constants)
         return out
 
-    def normed_product(
-        self,
-        x: Tensor,
-        residual: Tensor,
-        weight: Tensor,
-        eps: float,
-        linear: Linear,
-        *,
-        first: Tensor | None = None,
-        activation: str | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        if x.shape[0] == 1 and isinstance(linear, PlainLinear) and serves_normed(linear.weight, x.dtype):
-            return normed_row(x, residual, weight, eps, linear.weight, linear.bias, first=first, activation=activation)
-        return super().normed_product(x, residual, weight, eps, linear, first=first, activation=activation)
+    def joined(self, x: Tensor, residual: Tensor, joint: Joint) -> tuple[Tensor, Tensor]:
+        before, after, (rows, dtype) = joint.before, joint.after, (x.shape[0], x.dtype)
+        if rows == 1 and isinstance(after, PlainLinear) and serves_normed(after.weight, dtype):
+            return normed_row(
+                before(x), residual, joint.weight, joint.eps, after.weight, after.bias,
+                first=joint.first, activation=joint.activation,
+            )  # fmt: skip
+        if not 1 < rows <= MOST_ROWS:
+            return super().joined(x, residual, joint)
+        if isinstance(before, PlainLinear) and before.bias is None and serves_parts(before.weight, dtype):
+            added = parts(x, before.weight)
+        else:
+            added = before(x)[None]
+        normed, residual = self._add_norm(added, residual, joint.weight, joint.eps, joint.first)
+        if isinstance(after, PlainLinear) and serves_whole(after.weight, dtype):
+            return whole(normed, after.weight, after.bias, activation=joint.activation), residual
+        if after is None:
+            return normed, residual
+        product = after(normed)
+        return product if joint.activation is None else self.gated(product, joint.activation), residual
 
 
 def _apart(pools: Sequence[LayerKV]) -> int:
@@ -148,25 +166,34 @@ def numbers_of(stored: Stored) -> tuple[Tensor, Tensor]:
 
 
 @triton.jit
-def _add_norm(x, residual, weight, first, normed, hidden, eps, BLOCK: tl.constexpr, FIRST: tl.constexpr):
-    """One row; with FIRST, `x` is normed before it is added.
+def _add_norm(
+    x, residual, weight, first, normed, rows, hidden, eps,
+    PARTS: tl.constexpr, BLOCK: tl.constexpr, FIRST: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """One row; `x` is the sum of `PARTS`, each [rows, hidden]; with FIRST, it is normed before it is added.
 
     What a norm or a sum yields is rounded to the tensors' dtype before it is used, as it is when it is stored.
     """
+    let_next_begin(EARLY)
     row = tl.program_id(0).to(tl.int64) * hidden
     at = tl.arange(0, BLOCK)
     live = at < hidden
+    scale = tl.load(weight + at, mask=live, other=0.0).to(tl.float32)
+    wait_for_last(EARLY)
     total = tl.load(x + row + at, mask=live, other=0.0).to(tl.float32)
+    for part in tl.static_range(1, PARTS):
+        total += tl.load(x + part * rows.to(tl.int64) * hidden + row + at, mask=live, other=0.0)
+    if PARTS > 1:
+        total = total.to(normed.dtype.element_ty).to(tl.float32)
     if FIRST:
         total *= tl.rsqrt(tl.sum(total * total, 0) / hidden + eps)
         total *= tl.load(first + at, mask=live, other=0.0).to(tl.float32)
-        total = total.to(x.dtype.element_ty).to(tl.float32)
+        total = total.to(normed.dtype.element_ty).to(tl.float32)
     total += tl.load(residual + row + at, mask=live, other=0.0).to(tl.float32)
     rounded = total.to(residual.dtype.element_ty)
     tl.store(residual + row + at, rounded, mask=live)
     total = rounded.to(tl.float32)
-    scale = tl.rsqrt(tl.sum(total * total, 0) / hidden + eps)
-    scaled = total * scale * tl.load(weight + at, mask=live, other=0.0).to(tl.float32)
+    scaled = total * tl.rsqrt(tl.sum(total * total, 0) / hidden + eps) * scale
     tl.store(normed + row + at, scaled.to(normed.dtype.element_ty), mask=live)
 
 

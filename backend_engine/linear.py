@@ -13,9 +13,6 @@ from torch import Tensor
 PACKED_ROWS = 64
 # Up to this many bytes of float32 weights are held in both layouts; of a larger model nobody expects twice its size.
 BOTH_LAYOUTS_BYTES = 2 << 30
-# For one row on a GPU our kernel was measured, and was faster, from 33 MB on and with 896 inputs; between the two, with
-# 4,864 inputs and 9 MB, the BLAS library was.
-STREAMED_BYTES, FEW_INPUTS = 32 << 20, 1024
 
 
 class Linear(Protocol):
@@ -77,11 +74,14 @@ class PlainLinear:
 
 @dataclass(frozen=True, slots=True)
 class StreamedLinear(PlainLinear):
-    """The same on a GPU, where our own kernel reads the matrix faster for a lone row than the BLAS library does."""
+    """The same on a GPU, where our own kernels read the matrix faster for a few rows than the BLAS library does."""
 
     def __call__(self, x: Tensor) -> Tensor:
         if x.shape[0] == 1:
             return import_module(".one_row_triton", __package__).one_row(x, self.weight, self.bias)
+        few = import_module(".few_rows_triton", __package__)
+        if 1 < x.shape[0] <= few.MOST_ROWS and few.serves_whole(self.weight, x.dtype):
+            return few.whole(x, self.weight, self.bias)
         return F.linear(x, self.weight, self.bias)
 
 
@@ -138,9 +138,8 @@ class PlainTable:
 
 
 def streamed_linear(weight: Tensor, bias: Tensor | None) -> Linear:
-    """The form for a GPU in 16 bits; a matrix of middling size is left to the BLAS library."""
-    streamed = (weight.nbytes >= STREAMED_BYTES or weight.shape[1] <= FEW_INPUTS) and weight.is_contiguous()
-    return (StreamedLinear if streamed else PlainLinear)(weight, bias)
+    """The form for a GPU in 16 bits."""
+    return (StreamedLinear if weight.is_contiguous() else PlainLinear)(weight, bias)
 
 
 def packed_linear(weight: Tensor, bias: Tensor | None) -> Linear:

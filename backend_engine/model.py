@@ -12,7 +12,7 @@ from torch import Tensor
 from .attention import attention_backend, default_backend
 from .attention.base import AttentionBackend, AttentionPlan
 from .batch import Narrowing, StepBatch
-from .fused import FusedOps, HeadTurn, fused_ops
+from .fused import FusedOps, HeadTurn, Joint, fused_ops
 from .native import Library, NativeAttention, NativeOps, NativePrefill, NativeSteps
 from .native.bindings import MOST_ROWS
 from .pool import KVPool
@@ -61,6 +61,8 @@ class Decoder:
         # Rounded as the embedding is, whose family multiplies the two in its dtype.
         self._embedding_scale = float(torch.tensor(spec.embedding_scale, dtype=self.dtype))
         self._ops = ops or (NativeOps(prefill) if prefill else fused_ops(self.device))
+        # Of each layer: between attention and the feed-forward, and between that and what follows it.
+        self._inner, self._outer = _joints(spec, weights)
         self.library = library
         self._native = NativeSteps(library, spec, weights, self.ropes) if library else None
 
@@ -95,45 +97,39 @@ class Decoder:
             qkv = product.view(batch.rows, -1, spec.head_dim)
             turn = HeadTurn(spec.heads, spec.kv_heads, *angles[index], layer.qk_norm, spec.norm_eps)
             due = tuple(narrowing for narrowing in batch.narrowings if narrowing.selector.layer == index)
-            if due:
-                q, k, v = ops.rotated(qkv, turn)
-                rows, counts = _surviving(due, batch, k, v, k_pool, v_pool)
-                later = tuple(narrowing for narrowing in batch.narrowings if narrowing.selector.layer > index)
-                batch = batch.keep(rows, counts, narrowings=later)
-                residual, q, k, v = (tensor[rows] for tensor in (residual, q, k, v))
-                if batch.rows == 0:  # a chunk of repairable rows alone, none of which is chosen
-                    return StepOutput(residual, recomputed, complete=False)
-                angles, plan = self.ropes.angles(batch.positions, self.dtype), self._plans(batch, pool)
-                pool.write(index, batch.slots, k, v)
-            else:
-                q = ops.rotated_into(qkv, turn, batch.slots, k_pool, v_pool)
-            for probe in batch.probes:
-                if probe.looks_at(index, spec):
-                    window = spec.windows[index]
-                    ops.looked(probe, q, k_pool, batch.visible, scale=spec.scale, window=window)
-            if index == last and batch.logit_rows.shape[0] < batch.rows:  # nobody needs the others any more
-                rows = batch.logit_rows
-                assert not batch.narrowings, "a selector's layer must be one of the model's"
-                batch = replace(batch, probes=()).keep(rows, batch.logit_counts_host)
-                residual, q = residual[rows], q[rows]
-                plan = self._plans(batch, pool)
-            attended = plan(spec.windows[index])(q, k_pool, v_pool).flatten(1)
-            added = layer.out(attended)
-            inner, residual = ops.normed_product(
-                added, residual, layer.post_norm, spec.norm_eps, layer.gate_up,
-                first=layer.out_norm, activation=spec.activation,
-            )  # fmt: skip
-            added = layer.down(inner)
+            cut = index == last and batch.logit_rows.shape[0] < batch.rows  # nobody needs the others any more
+            attended = None
+            if not (due or batch.probes or cut):
+                attended = plan(spec.windows[index]).turned(qkv, turn, batch.slots, k_pool, v_pool)
+            if attended is None:
+                if due:
+                    q, k, v = ops.rotated(qkv, turn)
+                    rows, counts = _surviving(due, batch, k, v, k_pool, v_pool)
+                    later = tuple(narrowing for narrowing in batch.narrowings if narrowing.selector.layer > index)
+                    batch = batch.keep(rows, counts, narrowings=later)
+                    residual, q, k, v = (tensor[rows] for tensor in (residual, q, k, v))
+                    if batch.rows == 0:  # a chunk of repairable rows alone, none of which is chosen
+                        return StepOutput(residual, recomputed, complete=False)
+                    angles, plan = self.ropes.angles(batch.positions, self.dtype), self._plans(batch, pool)
+                    pool.write(index, batch.slots, k, v)
+                else:
+                    q = ops.rotated_into(qkv, turn, batch.slots, k_pool, v_pool)
+                for probe in batch.probes:
+                    if probe.looks_at(index, spec):
+                        window = spec.windows[index]
+                        ops.looked(probe, q, k_pool, batch.visible, scale=spec.scale, window=window)
+                if cut:
+                    rows = batch.logit_rows
+                    assert not batch.narrowings, "a selector's layer must be one of the model's"
+                    batch = replace(batch, probes=()).keep(rows, batch.logit_counts_host)
+                    residual, q = residual[rows], q[rows]
+                    plan = self._plans(batch, pool)
+                attended = plan(spec.windows[index])(q, k_pool, v_pool)
+            inner, residual = ops.joined(attended.flatten(1), residual, self._inner[index])
             if index + 1 == depth < spec.layers:
                 return StepOutput(residual[:0], recomputed, complete=False)
-            if index == last:
-                normed, _ = ops.add_norm(added, residual, weights.norm, spec.norm_eps, first=layer.down_norm)
-                return StepOutput(normed, recomputed)
-            following = weights.layers[index + 1]
-            product, residual = ops.normed_product(
-                added, residual, following.input_norm, spec.norm_eps, following.qkv, first=layer.down_norm
-            )
-        raise AssertionError("a model without layers")
+            product, residual = ops.joined(inner, residual, self._outer[index])
+        return StepOutput(product, recomputed)
 
     def _plans(self, batch: StepBatch, pool: KVPool) -> Callable[[int | None], AttentionPlan]:
         """Attention for the batch by window, made when a layer first asks."""
@@ -152,6 +148,19 @@ class Decoder:
     def scores(self, hidden: Tensor) -> Tensor:
         """The same as they come out of the product, in the model's dtype: half of the bytes where that is narrow."""
         return self.weights.head(hidden.to(self.dtype))
+
+
+def _joints(spec: ModelSpec, weights: Weights) -> tuple[list[Joint], list[Joint]]:
+    """What stands between each layer's attention and its feed-forward, and between that and what follows it."""
+    inner, outer = [], []
+    norms = [layer.input_norm for layer in weights.layers[1:]] + [weights.norm]
+    products = [layer.qkv for layer in weights.layers[1:]] + [None]
+    for layer, norm, product in zip(weights.layers, norms, products, strict=True):
+        middle = {"before": layer.out, "first": layer.out_norm, "weight": layer.post_norm, "after": layer.gate_up}
+        end = {"before": layer.down, "first": layer.down_norm, "weight": norm, "after": product}
+        inner.append(Joint(**middle, eps=spec.norm_eps, activation=spec.activation))
+        outer.append(Joint(**end, eps=spec.norm_eps))
+    return inner, outer
 
 
 def _surviving(

@@ -9,6 +9,7 @@ from typing import Protocol
 from torch import Tensor
 
 from ..batch import StepBatch
+from ..fused import HeadTurn
 from ..rounded_kv import Stored
 
 
@@ -22,6 +23,13 @@ class AttentionPlan(Protocol):
         heads`. The rows' own keys must have been written before. Of a rounded pool it sees what is stored, with sums in
         float32. A slot that no row may see is never allowed to
         influence the result.
+        """
+        ...
+
+    def turned(self, qkv: Tensor, turn: HeadTurn, slots: Tensor, k: Stored, v: Stored) -> Tensor | None:
+        """The same of rows as they come out of their product: `FusedOps.rotated_into` and the call in one.
+
+        `qkv` is [rows, heads + 2 * kv_heads, dim]. None where a backend leaves it at the two, having done nothing.
         """
         ...
 

@@ -5,6 +5,7 @@ merges. `TRITON_INTERPRET=1` runs the kernels on a CPU, for tests.
 """
 
 import math
+import sys
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -15,8 +16,11 @@ import triton
 from torch import Tensor
 
 from ..batch import StepBatch
+from ..early import launch_options
+from ..fused import HeadTurn
 from ..fused_triton import numbers_of
 from ..rounded_kv import RoundedKV, Stored
+from .decode_kernels import attend_row, merge_row
 from .kernels import attend, merge
 
 # Programs that keep a large card busy; below it keys are split. At most MOST_SPLITS parts, which one program merges.
@@ -31,6 +35,10 @@ MOST_SPLITS = 64
 LOG2_E = math.log2(math.e)
 # Requests of at most so many rows are cut into tiles on the device, so that a graph can be captured around it.
 FEW_ROWS = 16
+# Up to so many requests of one row each a step is bound by its launches, and rotation, the pool and attention are one.
+# Its programs have blocks of so many keys; of them half as many are enough, since each has more to begin with. Both are
+# the fastest of some twenty ways on an H200, for 1 to 8 requests of 640 to 16,000 keys, 2 heads of 64 or 8 of 128.
+FEW_REQUESTS, ROW_KEYS, ROW_PROGRAMS = 8, 64, 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,6 +142,48 @@ class TritonPlan:
         if splits > 1:
             merging: dict[str, Any] = {"SPLITS_PAD": triton.next_power_of_2(splits), "num_warps": 2}
             merge[(rows, heads)](part, lse, out, rows, **constants, **merging)
+        return out
+
+    def turned(self, qkv: Tensor, turn: HeadTurn, slots: Tensor, k: Stored, v: Stored) -> Tensor | None:
+        """See AttentionPlan: for few requests of one row each. Keys of former steps are read before qkv is there."""
+        rows, _, dim = qkv.shape
+        starts = self.batch.query_start_host
+        each_one = len(starts) == rows + 1 and all(stop - start == 1 for start, stop in pairwise(starts))
+        if not (0 < rows <= FEW_REQUESTS and each_one) or isinstance(k, RoundedKV) or isinstance(v, RoundedKV):
+            return None
+        heads, kv_heads = turn.heads, turn.kv_heads
+        keys = min(max(self.batch.key_count_host), self.window or sys.maxsize)
+        splits = max(1, min(MOST_SPLITS, ROW_PROGRAMS // (rows * kv_heads), keys // ROW_KEYS))
+        out = torch.empty((rows, heads, dim), dtype=qkv.dtype, device=qkv.device)
+        part, lse = out, out
+        if splits > 1:
+            part = torch.empty((splits, rows, heads, dim), dtype=torch.float32, device=qkv.device)
+            lse = torch.empty((splits, rows, heads), dtype=torch.float32, device=qkv.device)
+        constants: dict[str, Any] = {
+            "DIM": dim,
+            "DIM_PAD": max(16, triton.next_power_of_2(dim)),
+            "WINDOW": self.window or 0,
+            "BLOCK_N": ROW_KEYS,
+            "SPLITS": splits,
+            **launch_options(qkv.device),
+        }
+        rotating: dict[str, Any] = {
+            "GROUP": heads // kv_heads,
+            "KV": kv_heads,
+            "PAGE": self.page_size,
+            "NORM": turn.norm is not None,
+            "GROUP_PAD": max(16, triton.next_power_of_2(heads // kv_heads)),
+            "num_warps": 4,
+        }
+        visible, table = self.batch.visible, self.batch.page_table
+        attend_row[(rows, kv_heads, splits)](
+            qkv, k, v, out, part, lse, visible, table, slots, turn.cos, turn.sin,
+            turn.cos if turn.norm is None else turn.norm, k.stride(0), table.stride(0), turn.cos.stride(0), rows,
+            self.scale * LOG2_E, turn.eps, **constants, **rotating,
+        )  # fmt: skip
+        if splits > 1:
+            merging: dict[str, Any] = {"HEADS": heads, "SPLITS_PAD": triton.next_power_of_2(splits), "num_warps": 1}
+            merge_row[(rows, heads)](part, lse, out, visible, rows, **constants, **merging)
         return out
 
     def _lay_out(self, group: int, kv_heads: int, dim: int) -> None:

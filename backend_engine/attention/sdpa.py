@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..batch import StepBatch
+from ..fused import HeadTurn
 from ..rounded_kv import RoundedKV, Stored
 
 ROW_BLOCK = 256  # rows that share one mask: keys that none of them sees are not touched at all
@@ -81,6 +82,9 @@ class SdpaPlan:
             for block in request.blocks
         ]
         return (parts[0] if len(parts) == 1 else torch.cat(parts)).view(q.shape)
+
+    def turned(self, qkv: Tensor, turn: HeadTurn, slots: Tensor, k: Stored, v: Stored) -> Tensor | None:
+        return None
 
     def _stored(self, request: _Request, stored: Stored, dtype: torch.dtype) -> Tensor:
         """A request's keys or values [keys, kv_heads, dim] and what may follow them; a view of consecutive pages.

@@ -75,6 +75,9 @@ class NativeAttentionPlan:
         plan = SdpaAttention().plan
         return plan(self.batch, page_size=self.page_size, scale=self.scale, window=self.window)
 
+    def turned(self, qkv: Tensor, turn: HeadTurn, slots: Tensor, k: Stored, v: Stored) -> Tensor | None:
+        return None
+
     def __call__(self, q: Tensor, k: Stored, v: Stored) -> Tensor:
         rows, heads, dim = q.shape
         if (

@@ -5,8 +5,8 @@ import os
 
 import pytest
 import torch
-from promptsluice.backend_engine.fused import FusedOps, HeadTurn, TorchOps
-from promptsluice.backend_engine.linear import PackedLinear, PlainLinear
+from promptsluice.backend_engine.fused import FusedOps, HeadTurn, Joint, TorchOps
+from promptsluice.backend_engine.linear import Linear, PackedLinear, PlainLinear
 from promptsluice.backend_engine.native import NativeOps, NativePrefill, Unavailable, native_library
 from promptsluice.backend_engine.probe import Probe
 from promptsluice.backend_engine.rounded_kv import RoundedBlock, RoundedKV, Stored
@@ -68,20 +68,34 @@ def test_norms_with_float32_weights_round_once(triton_ops: FusedOps, dtype: torc
         assert error.max() <= torch.finfo(dtype).eps * most, error.max()
 
 
+def joint(
+    before: Linear,
+    weight: torch.Tensor,
+    after: Linear,
+    first: torch.Tensor | None = None,
+    activation: str | None = None,
+) -> Joint:
+    return Joint(before=before, first=first, weight=weight, eps=1e-5, after=after, activation=activation)
+
+
+def random_linear(outputs: int, inputs: int, dtype: torch.dtype = torch.float32) -> PlainLinear:
+    return PlainLinear((torch.randn(outputs, inputs, device=DEVICE) / inputs**0.5).to(dtype))
+
+
 @pytest.mark.parametrize("sandwich", [False, True])
 @pytest.mark.parametrize("activation", [None, "silu", "gelu_tanh"])
 @pytest.mark.parametrize(("hidden", "outputs", "biased"), [(96, 10, False), (576, 6, True), (1000, 4098, False)])
-def test_normed_product_of_one_row(
+def test_joint_of_one_row(
     triton_ops: FusedOps, hidden: int, outputs: int, biased: bool, activation: str | None, sandwich: bool
 ) -> None:
-    x, residual = torch.randn(2, 1, hidden, device=DEVICE)
+    x, residual = torch.randn(1, 40, device=DEVICE), torch.randn(1, hidden, device=DEVICE)
     weight, other = torch.randn(2, hidden, device=DEVICE)
     bias = torch.randn(outputs, device=DEVICE) if biased else None
-    linear = PlainLinear(torch.randn(outputs, hidden, device=DEVICE) / hidden**0.5, bias)
-    first = other if sandwich else None
-    expected = TorchOps().normed_product(x, residual.clone(), weight, 1e-5, linear, first=first, activation=activation)
+    after = PlainLinear(torch.randn(outputs, hidden, device=DEVICE) / hidden**0.5, bias)
+    between = joint(random_linear(hidden, 40), weight, after, other if sandwich else None, activation)
+    expected = TorchOps().joined(x, residual.clone(), between)
     before = residual.clone()
-    got = triton_ops.normed_product(x, residual, weight, 1e-5, linear, first=first, activation=activation)
+    got = triton_ops.joined(x, residual, between)
     assert torch.equal(residual, before), "every program reads it, whichever comes last"
     assert got[0].shape == (1, outputs // (2 if activation else 1))
     for mine, reference in zip(got, expected, strict=True):
@@ -89,39 +103,60 @@ def test_normed_product_of_one_row(
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_normed_product_rounds_as_its_steps_do(triton_ops: FusedOps, dtype: torch.dtype) -> None:
+def test_joint_of_one_row_rounds_as_its_steps_do(triton_ops: FusedOps, dtype: torch.dtype) -> None:
     """With float32 weights of the norm, too; only the product's sums may be added up in another order."""
     x, residual = torch.randn(2, 1, 320, device=DEVICE).to(dtype)
     weight = 1.0 + torch.randn(320, device=DEVICE) * 1e-3
-    linear = PlainLinear((torch.randn(24, 320, device=DEVICE) / 18).to(dtype))
-    normed, total = triton_ops.add_norm(x, residual.clone(), weight, 1e-6)
-    product, other_total = triton_ops.normed_product(x, residual, weight, 1e-6, linear)
+    first, linear = random_linear(320, 320, dtype), random_linear(24, 320, dtype)
+    normed, total = triton_ops.add_norm(first(x), residual.clone(), weight, 1e-5)
+    product, other_total = triton_ops.joined(x, residual, joint(first, weight, linear))
     assert torch.equal(total, other_total)
     exact = normed.double() @ linear.weight.double().T
     torch.testing.assert_close(product.double(), exact, rtol=2 * torch.finfo(dtype).eps, atol=1e-5)
 
 
+@pytest.mark.parametrize("sandwich", [False, True])
+@pytest.mark.parametrize("activation", [None, "silu"])
+@pytest.mark.parametrize(("rows", "inputs", "hidden"), [(2, 1100, 96), (8, 96, 320), (5, 2100, 1200), (9, 1100, 96)])
+def test_joint_of_few_rows(
+    triton_ops: FusedOps, rows: int, inputs: int, hidden: int, activation: str | None, sandwich: bool
+) -> None:
+    """A sum of parts or a whole product before, a gated one behind; more rows and inputs than the kernels take."""
+    dtype = torch.float16
+    x, residual = (torch.randn(rows, size, device=DEVICE).to(dtype) for size in (inputs, hidden))
+    weight, other = 1 + 0.1 * torch.randn(2, hidden, device=DEVICE)
+    between = joint(
+        random_linear(hidden, inputs, dtype), weight, random_linear(44, hidden, dtype), other if sandwich else None,
+        activation,
+    )  # fmt: skip
+    expected = TorchOps().joined(x, residual.clone(), between)
+    for mine, reference in zip(triton_ops.joined(x, residual.clone(), between), expected, strict=True):
+        assert mine.shape == reference.shape and mine.dtype == reference.dtype
+        torch.testing.assert_close(mine, reference, rtol=5e-3, atol=5e-3)
+
+
 @pytest.mark.parametrize("what", ["rows", "inputs", "strides", "dtype", "form"])
-def test_normed_product_of_what_the_kernel_does_not_take(
+def test_joint_of_what_the_kernel_does_not_take(
     triton_ops: FusedOps, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(*_args: object, **_fields: object) -> None:
         raise AssertionError("the kernel was given what it does not take")
 
     module = importlib.import_module("promptsluice.backend_engine.fused_triton")
-    monkeypatch.setattr(module, "normed_row", refused)
-    rows, inputs = 2 if what == "rows" else 1, 1100 if what == "inputs" else 96
+    for name in ("normed_row", "parts", "whole"):
+        monkeypatch.setattr(module, name, refused)
+    rows, inputs = 9 if what == "rows" else 1, 1100 if what == "inputs" else 96
     matrix = torch.randn(8, inputs, device=DEVICE) / inputs**0.5
     if what == "strides":
         matrix = matrix.T.contiguous().T
     x, residual = torch.randn(2, rows, inputs, device=DEVICE)
-    weight, linear = torch.randn(inputs, device=DEVICE), PlainLinear(matrix)
+    weight, linear, before = torch.randn(inputs, device=DEVICE), PlainLinear(matrix), random_linear(inputs, inputs)
     if what == "dtype":
         linear = Widened(matrix.double())
     elif what == "form":
         linear = PackedLinear(matrix, None, matrix)  # which has its own product of one row
-    expected = TorchOps().normed_product(x, residual.clone(), weight, 1e-5, PlainLinear(matrix), activation="silu")
-    got = triton_ops.normed_product(x, residual.clone(), weight, 1e-5, linear, activation="silu")
+    expected = TorchOps().joined(x, residual.clone(), joint(before, weight, PlainLinear(matrix), activation="silu"))
+    got = triton_ops.joined(x, residual.clone(), joint(before, weight, linear, activation="silu"))
     for mine, reference in zip(got, expected, strict=True):
         torch.testing.assert_close(mine, reference, rtol=1e-4, atol=1e-4)
 

@@ -180,7 +180,7 @@ def test_int8_is_refused_where_it_cannot_run() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize(("outputs", "inputs"), [(3, 1024), (37, 1000)])
+@pytest.mark.parametrize(("outputs", "inputs"), [(3, 1024), (37, 1000), (5, 4864), (3, 9000)])
 @pytest.mark.parametrize("biased", [False, True])
 def test_one_row_by_the_kernel_is_the_product(outputs: int, inputs: int, biased: bool, dtype: torch.dtype) -> None:
     """Matrices that its blocks cover, and that they do not; as near as rounding the result lets it be."""
@@ -191,18 +191,20 @@ def test_one_row_by_the_kernel_is_the_product(outputs: int, inputs: int, biased:
     product = importlib.import_module("promptsluice.backend_engine.one_row_triton").one_row(x, weight, bias)
     assert product.shape == (1, outputs)
     assert torch.allclose(product.double(), exact(x, weight, bias), rtol=torch.finfo(dtype).eps, atol=1e-4)
-    assert torch.allclose(linear(x.expand(3, -1))[:1].double(), product.double(), rtol=2e-2, atol=2e-2)
+    assert torch.allclose(linear(x.expand(9, -1))[:1].double(), product.double(), rtol=2e-2, atol=2e-2)
 
 
-def test_one_row_with_a_matrix_of_many_outputs() -> None:
-    """Which is cut in another way."""
-    weight, x = matrix(6145, 96, biased=False)[0].to(DEVICE).bfloat16(), torch.randn(1, 96, device=DEVICE).bfloat16()
-    product = importlib.import_module("promptsluice.backend_engine.one_row_triton").one_row(x, weight, None)
-    assert torch.allclose(product.double(), exact(x, weight, None), rtol=2**-7, atol=1e-4)
+def test_one_row_with_a_matrix_of_many_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which is read in a loop, and by how many outputs it has cut in one way or in another."""
+    module = importlib.import_module("promptsluice.backend_engine.one_row_triton")
+    monkeypatch.setattr(module, "_ONE_TILE_BYTES", 0)
+    for outputs in (5, 6145):
+        weight = matrix(outputs, 96, biased=False)[0].to(DEVICE).bfloat16()
+        x = torch.randn(1, 96, device=DEVICE).bfloat16()
+        assert torch.allclose(module.one_row(x, weight, None).double(), exact(x, weight, None), rtol=2**-7, atol=1e-4)
 
 
-def test_middling_matrices_are_left_to_the_blas_library() -> None:
-    sizes = {(896, 896): StreamedLinear, (896, 4864): PlainLinear, (4096, 4096): StreamedLinear}
-    for shape, form in sizes.items():
-        assert type(streamed_linear(torch.empty(shape, dtype=torch.bfloat16), None)) is form, shape
-    assert type(streamed_linear(torch.empty(4096, 4096, dtype=torch.bfloat16).T, None)) is PlainLinear
+def test_a_matrix_of_other_strides_is_left_to_the_blas_library() -> None:
+    weight = torch.empty(4096, 96, dtype=torch.bfloat16)
+    assert type(streamed_linear(weight, None)) is StreamedLinear
+    assert type(streamed_linear(weight.T, None)) is PlainLinear
