@@ -13,6 +13,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib import import_module
 
 import torch
 from torch import Tensor
@@ -92,12 +93,14 @@ class DecodeGraphs:
         self._lines = self._host.numpy()  # the same memory: torch takes ten times as long for a few numbers
         self._inputs = torch.zeros(3, widest, dtype=torch.int64, device=pages.device)
         self._sent = torch.cuda.Event()
-        self._drawn = torch.zeros(most, dtype=torch.int64, device=pages.device)
-        # Two, because a step is read while the next one runs.
-        self._read = [torch.zeros(most, dtype=torch.int64, pin_memory=True) for _ in range(2)]
+        # What is drawn goes to two lines of the host's memory in turns, because a step is read while the next one runs.
+        # The device counts the turns, as the host does.
+        self._read = torch.zeros(2, most, dtype=torch.int64, pin_memory=True)
+        self._turn, self._turns = torch.zeros(1, dtype=torch.int64, device=pages.device), 0
         # Large sizes first: the memory that they work in serves the smaller ones too.
         with uncollected():
             self._captured = {size: self._capture(size) for size in sizes}
+        self._turn.zero_()
         self.drafting = max(drafted) if drafting else (0, 0)
 
     def run(self, ids: Tensor, places: Tensor, rows: Tensor, *, draw: Draw) -> Launched:
@@ -115,7 +118,7 @@ class DecodeGraphs:
         assert isinstance(last, _Replayed) and (last.draw is Draw.HOST) == (drawn is not None), last
         count = last.hidden.shape[0]
         if drawn is not None:
-            self._move_on(drawn)
+            self._move_on(drawn, read=None)
         return self._launched(last.size, count, last.draw)
 
     def drafted(self, ids: Tensor, places: Tensor, rows: Tensor, widths: Sequence[int]) -> Tensor:
@@ -133,13 +136,11 @@ class DecodeGraphs:
     def _launched(self, size: int, count: int, draw: Draw) -> Launched:
         captured = self._captured[size, 1]
         captured.layers.replay()
-        self._read.reverse()
-        read = self._read[0][:count]
-        done = torch.cuda.Event()
+        read, done = self._read[self._turns % 2, :count], torch.cuda.Event()
         if draw is not Draw.HOST:
             captured.draws[draw].replay()
-            read.copy_(self._drawn[:count], non_blocking=True)
             done.record()
+            self._turns += 1
         return _Replayed(
             decoder=self._decoder, hidden=captured.hidden[:count], size=size, draw=draw, drawn=read, done=done
         )
@@ -184,15 +185,14 @@ class DecodeGraphs:
     def _draw(self, hidden: Tensor, draw: Draw) -> Tensor:
         _, places, owners = self._inputs[:, : hidden.shape[0]].unbind()
         fresh = drawn(self._decoder.scores(hidden), places, owners, self._sampling, draw=draw)
-        self._drawn[: len(fresh)].copy_(fresh)
-        self._move_on(fresh)
+        self._move_on(fresh, read=self._read)
         return fresh
 
-    def _move_on(self, fresh: Tensor) -> None:
+    def _move_on(self, fresh: Tensor, *, read: Tensor | None) -> None:
         """Let the first rows go on with their fresh ids [rows]; rows that only pad stay where they are."""
         ids, places, owners = self._inputs[:, : fresh.shape[0]].unbind()
-        ids.copy_(fresh.clamp(min=0))
-        places.add_(owners != self._spare)
+        moved_on = import_module(".steps_triton", __package__).moved_on
+        moved_on(fresh, ids, places, owners, spare=self._spare, read=read, turn=self._turn)
 
 
 @contextmanager

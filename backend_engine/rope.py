@@ -145,13 +145,17 @@ class Rope:
     def __init__(self, spec: RopeSpec, device: torch.device | str = "cpu") -> None:
         self.spec = spec
         self.inv_freq = INVERSE_FREQUENCIES[spec.kind](spec).to(device)
+        # Of both halves of a head, as `rotate` wants their sines: few operations, of which a small step has many.
+        self._signed = torch.cat((-self.inv_freq, self.inv_freq))
         self.scaling = spec.attention_factor
 
     def angles(self, positions: Tensor, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
         """What `rotate` needs for `positions` [rows]: two [rows, 1, dim], from float32."""
-        angle = positions.to(torch.float32)[:, None] * self.inv_freq
-        cos, sin = _whole(angle)
-        return (cos * self.scaling).to(dtype)[:, None], (sin * self.scaling).to(dtype)[:, None]
+        angle = positions[:, None] * self._signed
+        cos, sin = angle.cos(), angle.sin()
+        if self.scaling != 1.0:
+            cos, sin = cos * self.scaling, sin * self.scaling
+        return cos.to(dtype)[:, None], sin.to(dtype)[:, None]
 
     def apply(self, x: Tensor, positions: Tensor) -> Tensor:
         """Rotate `x` [rows, heads, dim] to `positions` [rows]."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from enum import IntEnum
+from importlib import import_module
 from typing import Protocol
 
 import torch
@@ -86,6 +87,21 @@ def even_batch(
     """
     rows = ids.shape[0]
     requests = rows // width
+    if width == 1 and pages.device.type == "cuda":
+        made = import_module(".steps_triton", __package__).single_rows(places, owners, pages, page_size=page_size)
+        return StepBatch(
+            ids=ids,
+            positions=places,
+            slots=made.slots,
+            visible=made.visible,
+            query_start=made.query_start,
+            page_table=made.page_table,
+            key_count=made.visible,
+            logit_rows=made.numbers,
+            query_start_host=tuple(range(rows + 1)),
+            key_count_host=(max_tokens,) * rows,
+            logit_counts_host=(1,) * rows,
+        )
     slots = pages[owners, places // page_size].long() * page_size + places % page_size
     seen = (places + 1).int()
     numbers = torch.arange(rows, device=pages.device)
