@@ -19,7 +19,7 @@ class PageAllocator:
         self.pages = pages
         self.free = pages
         self._refs = np.zeros(pages, dtype=np.int32)
-        self._roomy = 0, 0  # the run behind what was placed last, as it was then
+        self._roomy = 0, 0  # what is free of the run behind what was placed last: to be known without a search
 
     def refs(self, pages: Pages) -> Pages:
         """Reference counts of `pages`."""
@@ -38,6 +38,8 @@ class PageAllocator:
         follow = np.arange(after + 1, after + 1 + count, dtype=np.int32)
         if after < 0 or after + count >= self.pages or self._refs[follow].any():
             follow = self._place(count)
+        elif self._roomy[0] <= after + count and after + 1 < self._roomy[1]:  # whoever was placed last grows into it
+            self._roomy = min(after + count + 1, self._roomy[1]), self._roomy[1]
         self._refs[follow] = 1
         self.free -= count
         return follow
@@ -55,13 +57,14 @@ class PageAllocator:
 
     def _place(self, count: int) -> Pages:
         start, stop = self._roomy
-        if stop - start < _ROOMY + 2 * count or self._refs[start:stop].any():
+        if stop - start < _ROOMY + 2 * count:
             starts, lengths = self._free_runs()
             longest = int(lengths.argmax())
             start, stop = int(starts[longest]), int(starts[longest] + lengths[longest])
             if stop - start < count:
                 runs = sorted(zip(lengths.tolist(), starts.tolist(), strict=True), key=lambda run: -run[0])
                 pieces = [np.arange(first, first + length, dtype=np.int32) for length, first in runs]
+                self._roomy = 0, 0
                 return np.sort(np.concatenate(pieces)[:count])
         # The page before the run may belong to a sequence that grows into it; at the pool's start there is none.
         first = start if start == 0 else start + min((stop - start) // 2, stop - start - count)
@@ -78,3 +81,4 @@ class PageAllocator:
         """Assert the invariants; for tests."""
         assert (self._refs >= 0).all()
         assert self.free == int(np.count_nonzero(self._refs == 0)), self.free
+        assert not self._refs[slice(*self._roomy)].any(), self._roomy

@@ -34,6 +34,33 @@ def test_in_a_large_pool_sequences_have_room_to_grow_without_a_search_for_each()
     assert 24_000 - firsts[-1] >= 108
 
 
+def test_growing_into_the_room_behind_costs_the_next_one_no_search() -> None:
+    """As a prompt does whose answer needs a page more, before the prompt comes again."""
+    allocator = Searching(24_000)
+    pages = allocator.alloc(128)
+    for _ in range(40):
+        grown = allocator.alloc(1, after=int(pages[-1]))
+        assert grown.tolist() == [pages[-1] + 1]
+        pages = np.concatenate((pages, grown))
+        other = allocator.alloc(1)
+        assert not np.isin(other, pages).any()
+        allocator.check()
+    assert allocator.searches <= 10
+
+
+def test_a_run_that_ends_is_not_taken_for_longer_than_it_is() -> None:
+    """Pages behind it may be free again when somebody grows past its end."""
+    allocator = PageAllocator(2_000)
+    tail = allocator.alloc(2_000)[1_500:]
+    allocator.unref(np.arange(1_500, dtype=np.int32))
+    first = allocator.alloc(10)
+    allocator.unref(tail)
+    while allocator.free:  # grows over all that is left
+        first = np.concatenate((first, allocator.alloc(1, after=int(first[-1]))))
+        allocator.check()
+    assert len(np.unique(first)) == len(first) == 2_000
+
+
 def test_a_long_sequence_is_not_put_where_it_has_no_room_to_grow() -> None:
     allocator = PageAllocator(16_000)
     for _ in range(3):
