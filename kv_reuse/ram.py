@@ -58,9 +58,12 @@ class RamStore(ChunkStore):
             self._used[key] = next(self._clock)
             return chunk
 
-    def put(self, key: ChunkKey, chunk: StoredChunk) -> bool:
+    def put(self, key: ChunkKey, chunk: StoredChunk, *, unless: Callable[[], bool] = lambda: False) -> bool:
+        """As of any store; not where `unless` says so, at a moment at which nobody else puts, deletes or gets."""
         held = self._held(chunk)
         with self._lock:
+            if unless():
+                return False
             self._drop(key)
             if held is None:
                 self._refused += 1

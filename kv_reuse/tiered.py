@@ -44,21 +44,19 @@ class TieredStore(ChunkStore):
 
     def get(self, key: ChunkKey) -> StoredChunk | None:
         chunk = self._memory.get(key)
+        if chunk is not None:
+            return chunk
+        moment = self._deleted.now
+        chunk = self._below.get(key)
         if chunk is None:
-            moment = self._deleted.now
-            chunk = self._below.get(key)
-            if chunk is not None:
-                with self._lock:
-                    self._since[key] = moment
-                if not self._memory.put(key, chunk):
-                    self._came(key)
-                    return chunk
-                placed = self._memory.peek(key)
-                if self._deleted.since(key.digest, moment):
-                    self._memory.delete(key)
-                    self._came(key)
-                return replace(placed, tier=chunk.tier) if placed is not None else chunk
-        return chunk
+            return None
+        with self._lock:
+            self._since[key] = moment
+        if not self._memory.put(key, chunk, unless=lambda: self._deleted.since(key.digest, moment)):
+            self._came(key)
+            return chunk
+        placed = self._memory.peek(key)
+        return replace(placed, tier=chunk.tier) if placed is not None else chunk
 
     def put(self, key: ChunkKey, chunk: StoredChunk) -> bool:
         with self._lock:
@@ -79,7 +77,7 @@ class TieredStore(ChunkStore):
             self._since = {key: came for key, came in self._since.items() if key.digest not in wanted}
         self._deleted.add(wanted)  # whoever is taking one below takes it out there again
         below = self._below.delete_all(wanted)
-        self._deleted.add(wanted)  # whoever has just read one there, out of memory
+        self._deleted.add(wanted)  # whoever has just read one there does not take it to memory
         return below + self._memory.delete_all(wanted)
 
     def catalogue(self) -> Iterator[Listed]:

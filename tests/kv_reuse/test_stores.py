@@ -267,6 +267,15 @@ def test_a_chunk_that_is_deleted_while_it_is_read_from_a_slow_tier_stays_nowhere
     store = TieredStore(slow, ram_budget=1 << 20) if tiers == "spilled" else BackedStore(fast, slow)
     (key, chunk), (other, kept) = make(1), make(2)
     assert slow.put(key, chunk) and slow.put(other, kept)
+
+    class Watched(OrderedDict[ChunkKey, StoredChunk]):
+        def __setitem__(self, key: ChunkKey, chunk: StoredChunk) -> None:
+            came.append(key)
+            super().__setitem__(key, chunk)
+
+    came: list[ChunkKey] = []
+    if isinstance(store, TieredStore):
+        store._memory._chunks = Watched()
     got: list[StoredChunk | None] = []
     reader = threading.Thread(target=lambda: got.append(store.get(key)))
     reader.start()
@@ -276,6 +285,7 @@ def test_a_chunk_that_is_deleted_while_it_is_read_from_a_slow_tier_stays_nowhere
     reader.join()
     assert got[0] is not None and got[0].ids == chunk.ids, "it was there when it was asked for"
     assert not store.at_hand(key) and not store.contains(key) and store.get(key) is None
+    assert came == [], "nor for a moment, in which others could take it from there"
     assert store.get(other) is not None and store.at_hand(other)
     assert store.put(key, chunk) and store.get(key) is not None and store.at_hand(key), "it is stored again"
 
