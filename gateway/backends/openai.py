@@ -9,25 +9,22 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any
 
 import httpx
 
 from ...policies.schema import OpenAIBackend as UpstreamSpec
-from ...prompt import Overloaded, Prompt, PromptsluiceError, UpstreamError, UpstreamTimeout, Usage
+from ...prompt import Overloaded, Prompt, UpstreamError, UpstreamTimeout
 from ...prompt.jsontext import splice
 from ..edge import log
-from ..wire import EventSplitter
 from .base import (
     ATTEMPTS_HEADER,
     Answer,
     Asked,
     Backend,
     Call,
-    Frame,
     MessagesCall,
     ModelCard,
     Reading,
@@ -35,7 +32,8 @@ from .base import (
     TextCall,
     estimated_tokens,
 )
-from .forms import ChatForm, Form, MessagesForm, StreamReader, to_be_read
+from .forms import ChatForm, Form, MessagesForm
+from .replies import Replies, note
 from .sending import HttpxSender, Reply, Sender, Times, sender_to_upstreams
 from .servers import Server, Servers
 from .unpacking import CODINGS
@@ -48,9 +46,7 @@ _FINAL = (httpx.ReadTimeout, httpx.WriteTimeout, httpx.PoolTimeout, httpx.Decodi
 """Asked again, the answer would be as late or as unreadable, and paid for twice."""
 _SENT = {"accept": "*/*", "accept-encoding": CODINGS, "user-agent": "promptsluice"}
 _KEY_SIZE = 1024  # characters or ids of a raw prompt
-_MAX_ANSWER = 64 << 20
 _MODELS_KEPT_S = 60.0
-_DRAIN_S = 0.1
 _LARGE = 256 * 1024  # characters; less is rendered faster than it is handed to a thread
 
 
@@ -75,6 +71,7 @@ class UpstreamBackend(Backend):
         super().__init__(name)
         self._spec = spec
         self._secret = Secret(api_key)
+        self._replies = Replies(name, self._secret)
         self._count = count or estimated_tokens
         self._given = None if transport is None else HttpxSender(transport)
         self._sender: Sender | None = None
@@ -170,12 +167,12 @@ class UpstreamBackend(Backend):
         headers = {**passed_headers(response.headers), ATTEMPTS_HEADER: str(attempts)}
         if call.stream and response.status == 200:
             if response.headers.get("content-type", "").startswith("text/event-stream"):
-                frames = self._frames(response, call, form.reader())
+                frames = self._replies.frames(response, call, form.reader())
                 return Stream(frames=frames, headers=headers, asked_at=response.asked_at)
             await response.aclose()
             raise UpstreamError(f"backend {self.name!r} answered a streaming request with no event stream")
-        answer = await self._whole(response, headers, form)
-        _note(call, answer.usage)
+        answer = await self._replies.whole(response, headers, form)
+        note(call, answer.usage)
         return answer
 
     async def relay(
@@ -190,7 +187,7 @@ class UpstreamBackend(Backend):
         sent = self._headers(headers, request_id=request_id)
         response, attempts = await self._send(path, body, sent, reading=reading or Reading())
         passed = {**passed_headers(response.headers), ATTEMPTS_HEADER: str(attempts)}
-        return await self._whole(response, passed, ChatForm(backend=self.name, secret=self._secret))
+        return await self._replies.whole(response, passed, ChatForm(backend=self.name, secret=self._secret))
 
     async def _send(
         self, path: str, body: bytes, headers: Mapping[str, str], *, reading: Reading, key: bytes = b""
@@ -205,7 +202,7 @@ class UpstreamBackend(Backend):
                 response = await self._attempt(server, path, body, headers, reading)
             except httpx.HTTPError as error:
                 if isinstance(error, _FINAL) or not self._again(attempt):
-                    ours = self._ours(error)
+                    ours = self._replies.ours(error)
                     ours.headers[ATTEMPTS_HEADER] = str(attempt)
                     raise ours from error
             else:
@@ -280,109 +277,14 @@ class UpstreamBackend(Backend):
         key = self._secret.value
         return self._authorization() if key is None or self._spec.messages_key != "x-api-key" else {"x-api-key": key}
 
-    async def _whole(self, response: Reply, headers: Mapping[str, str], form: Form) -> Answer:
-        body = await self._body(response)
-        status = response.status
-        if status == 200:
-            return Answer(body=body, headers=headers, usage=form.usage(body))
-        if 300 <= status < 400:
-            raise UpstreamError(f"backend {self.name!r} answered with a redirect ({status}), which is not followed")
-        if not 400 <= status < 600:
-            raise UpstreamError(f"backend {self.name!r} answered with status {status}, which is neither yes nor no")
-        return Answer(body=self._secret.hidden_in(form.error(status, body)), status=status, headers=headers)
-
-    async def _body(self, response: Reply) -> bytes:
-        body = bytearray()
-        try:
-            while piece := await self._piece(response):
-                body += piece
-                if len(body) > _MAX_ANSWER:
-                    raise UpstreamError(f"backend {self.name!r} answered with more than {_MAX_ANSWER >> 20} MiB")
-        finally:
-            await response.aclose()
-        return bytes(body)
-
-    async def _frames(self, response: Reply, call: Asked, reader: StreamReader) -> AsyncGenerator[Frame, None]:
-        """The upstream's events as the reader puts them in order; nothing after an error."""
-        splitter = EventSplitter()
-        try:
-            while piece := await self._piece(response):
-                items, error = self._read(splitter, reader, piece, unread=call.unread)
-                if items and items[-1].more and not (reader.over and response.over):
-                    items[-1] = replace(items[-1], more=False)
-                for item in items:
-                    _note(call, item.usage)
-                    yield item
-                if error is not None:
-                    raise error
-                if reader.over:
-                    await self._drain(response)
-                    return
-        finally:
-            await response.aclose()
-        for data in splitter.finish():
-            for item in reader.read(data):
-                yield item
-        for item in reader.end():
-            _note(call, item.usage)
-            yield item
-
-    async def _drain(self, response: Reply) -> None:
-        """Read to the body's end, so that the connection can serve again; an upstream that dawdles loses it."""
-        if response.over:
-            return
-        try:
-            async with asyncio.timeout(_DRAIN_S):
-                while await response.read():
-                    pass
-        except (TimeoutError, httpx.HTTPError):
-            return
-
-    def _read(
-        self, splitter: EventSplitter, reader: StreamReader, piece: bytes, *, unread: bool
-    ) -> tuple[list[Frame], UpstreamError | None]:
-        """All frames that a piece of the body completes, and what is wrong with what follows them."""
-        items = list[Frame]()
-        try:
-            for data in to_be_read(splitter, reader, piece, items) if unread else splitter.feed(piece):
-                items += reader.read(data)
-                if reader.over:
-                    break
-        except UpstreamError as error:
-            return items, error
-        except ValueError as error:
-            return items, UpstreamError(f"backend {self.name!r}: {error}")
-        return items, None
-
-    async def _piece(self, response: Reply) -> bytes:
-        """The next bytes of the body, b"" at its end."""
-        try:
-            return await response.read()
-        except (httpx.HTTPError, httpx.StreamError) as error:
-            raise self._ours(error) from error
-
     async def _ask_models(self) -> Sequence[ModelCard]:
         try:
             url, times = f"{self._servers.next().base_url}/models", dict.fromkeys(self._times, 5.0)
             response = await self._sent("GET", url, b"", self._authorization(), times=times)
-            body = await self._body(response)
+            body = await self._replies.body(response)
         except (httpx.HTTPError, Overloaded, UpstreamError, UpstreamTimeout):
             return ()
         return listed_models(body) if response.status == 200 else ()
-
-    def _ours(self, error: httpx.HTTPError | httpx.StreamError) -> PromptsluiceError:
-        """The one seam where httpx's errors become ours."""
-        if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
-            return UpstreamError(f"backend {self.name!r} cannot be reached")
-        if isinstance(error, httpx.PoolTimeout):
-            return UpstreamTimeout(f"backend {self.name!r} has no free connection")
-        if isinstance(error, httpx.TimeoutException):
-            return UpstreamTimeout(f"backend {self.name!r} did not answer in time")
-        if isinstance(error, httpx.LocalProtocolError):
-            return PromptsluiceError(
-                f"a header for backend {self.name!r} cannot be sent: it has to be printable Latin-1"
-            )
-        return UpstreamError(f"backend {self.name!r} broke off ({type(error).__name__})")
 
 
 def _conversation(prompt: Prompt, tenant: str) -> bytes:
@@ -401,9 +303,3 @@ def _beginning(prompt: Any, tenant: str) -> bytes:
         prompt = prompt[0]
     shown = prompt[:_KEY_SIZE] if isinstance(prompt, str | list) else ""
     return f"{tenant}/{shown}".encode("utf-8", "replace")
-
-
-def _note(call: Asked, usage: Usage | None) -> None:
-    """Enter what the upstream's own prefix cache saved."""
-    if usage is not None:
-        call.report.cached = usage.cached_tokens
