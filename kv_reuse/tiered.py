@@ -20,7 +20,8 @@ _LONG_AGO = 0.0
 
 
 class TieredStore(ChunkStore):
-    """New chunks go to memory; what it evicts is spilled to the tiers below; a hit there is promoted and stays there.
+    """New chunks go to memory; what it evicts is spilled to the tiers below, unless they had it and have it no more; a
+    hit there is promoted and stays there.
 
     `flush` writes to the tiers below what is only in memory. A chunk that is on its way from one tier to the other may
     be missed. In the counters, a lookup that memory misses and a tier below answers is a miss of the one and a hit of
@@ -59,8 +60,10 @@ class TieredStore(ChunkStore):
         return replace(placed, tier=chunk.tier) if placed is not None else chunk
 
     def put(self, key: ChunkKey, chunk: StoredChunk) -> bool:
+        new = not self._below.contains(key)
         with self._lock:
-            self._only_here.add(key)
+            if new:
+                self._only_here.add(key)
             self._since[key] = self._deleted.now
         return self._memory.put(key, chunk) or self._evicted(key, chunk)
 
@@ -98,7 +101,11 @@ class TieredStore(ChunkStore):
         self._below.flush()
 
     def _evicted(self, key: ChunkKey, chunk: StoredChunk) -> bool:
-        return self._spill(key, chunk, self._came(key))
+        came = self._came(key)
+        with self._lock:
+            new = key in self._only_here
+        # What a tier below had and has no more was not worth its room there, or another process has deleted it.
+        return (new or self._below.contains(key)) and self._spill(key, chunk, came)
 
     def _came(self, key: ChunkKey) -> float:
         """When what has left memory had come there; of what was deleted since, long ago."""

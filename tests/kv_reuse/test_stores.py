@@ -221,6 +221,29 @@ def test_ram_evictions_spill_and_disk_hits_are_promoted(tmp_path: Path):
     assert same(store.get(second[0]), second[1])
 
 
+@pytest.mark.parametrize("device", [False, True])
+def test_what_another_process_deleted_does_not_come_back_from_memory(tmp_path: Path, device: bool):
+    first, second = make(1), make(2)
+    disk, size = DiskStore(tmp_path, 1 << 20), first[1].nbytes
+    store = TieredStore(disk, ram_budget=size)
+    if device:
+        store = TieredStore(store, ram_budget=size, tier="device")
+    for key, chunk in (first, second):
+        assert store.put(key, chunk)
+        store.flush()
+    for _ in range(2):  # what was promoted, or handed down and up again
+        assert store.get(first[0]) is not None and store.get(second[0]) is not None
+    other = DiskStore(tmp_path, 1 << 20)
+    assert other.delete(first[0]) == 1 and other.delete(second[0]) == 1
+    for number in range(3, 6):
+        assert store.put(*make(number))
+        store.flush()
+    assert other.stats()[0].entries == 3 and not store.contains(first[0]) and not store.contains(second[0])
+    assert store.put(*first) and store.put(*second) and store.put(*make(6)), "what is computed again is stored again"
+    store.flush()
+    assert other.contains(first[0]) and other.contains(second[0])
+
+
 def test_flush_makes_chunks_survive(tmp_path: Path):
     store = open_store(ram=1 << 20, disk=1 << 20, path=tmp_path)
     for number in range(3):
