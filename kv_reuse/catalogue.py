@@ -75,5 +75,7 @@ class Catalogue:
                 self._unclaimed[listed.digest] = ids
                 self._tokens += len(ids)
         self._seen = there
+        for digest in self._unclaimed.keys() - there:  # deleted, or evicted: nobody's any more
+            self._tokens -= len(self._unclaimed.pop(digest))
         while self._tokens > self._most:
             self._tokens -= len(self._unclaimed.popitem(last=False)[1])

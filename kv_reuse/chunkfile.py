@@ -56,7 +56,7 @@ def decode(data: bytes | Tensor, *, key: ChunkKey) -> StoredChunk:
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as exc:
         raise DamagedChunk(f"not a complete safetensors file with metadata ({exc})") from exc
     position = header.get("position", "")
-    if not (position.isascii() and position.isdigit() and len(position) < 10):
+    if not (isinstance(position, str) and position.isascii() and position.isdigit() and len(position) < 10):
         raise DamagedChunk(f"position is {position!r}")
     expected = _metadata(key, int(position), _flops(header))
     for name, value in expected.items():

@@ -140,3 +140,15 @@ def test_what_goes_and_comes_back_counts_once():
     put(store, text(1))
     catalogue.sync(KeySpace("model", "a"))
     assert found(index, text(1))
+
+
+def test_the_text_of_what_is_gone_is_not_held_for_whoever_may_claim_it():
+    store, index, clock = RamStore(1 << 20), ChunkIndex(), Clock()
+    catalogue = Catalogue(store, index, every_s=10, clock=clock)
+    for number in (1, 2):
+        put(store, text(number))
+    catalogue.sync(KeySpace("model", "nobody"))
+    store.delete(KeySpace("model", "a").key(text(1)))
+    clock.now += 10
+    catalogue.sync(KeySpace("model", "a"))
+    assert not found(index, text(1)) and found(index, text(2))

@@ -100,6 +100,18 @@ def test_a_file_with_other_tensors_is_damaged(name: str):
         decode(raw, key=key)
 
 
+def test_metadata_that_is_no_text_is_damage():
+    key, chunk = make(1)
+    whole = encode(key, chunk)
+    end = 8 + int.from_bytes(whole[:8], "little")
+    header = json.loads(whole[8:end])
+    for name in header["__metadata__"]:
+        odd = json.dumps(header | {"__metadata__": header["__metadata__"] | {name: 3}}).encode()
+        odd += b" " * (-len(odd) % 8)
+        with pytest.raises(DamagedChunk, match=name):
+            decode(len(odd).to_bytes(8, "little") + odd + whole[end:], key=key)
+
+
 def rounded_of(chunk: StoredChunk) -> dict[str, torch.Tensor]:
     assert isinstance(chunk.kv, KVBlock)
     block = RoundedBlock.of(chunk.kv, torch.int8)
