@@ -48,6 +48,7 @@ class Background:
         self._what = what
         self._workers = Workers("warming", threads=1, waiting=1 << 30)
         self._lessons: deque[Lesson] = deque()
+        self._owed: deque[Callable[[], object]] = deque()  # that must be done, and were not begun
         self._lock = threading.Lock()
         self._learning = self._closed = False
 
@@ -59,7 +60,12 @@ class Background:
     def run(self, job: Callable[[], object], *, must: bool = False) -> None:
         """Have the job done some time; unless it `must` be done, only if there is room for it."""
         with self._lock:
-            if not self._closed and (must or self._workers.unfinished <= _WAITING):
+            if self._closed:
+                return
+            if must:
+                self._owed.append(job)
+                self._submit(self._owe)
+            elif self._workers.unfinished <= _WAITING:
                 self._submit(job)
 
     def learn(self, lesson: Lesson) -> None:
@@ -85,14 +91,29 @@ class Background:
                 self._submit(self._learn)
 
     def close(self) -> None:
-        """Drop what waits."""
+        """Drop what waits, but for what must be done: see `settle`."""
         with self._lock:
             self._closed = True
         self._workers.close()
 
+    def settle(self) -> None:
+        """Do what must be done and was not begun when this was closed. Blocks."""
+        while self._owed:
+            try:
+                self._owe()
+            except Exception as error:  # noqa: BLE001 - a failure has nobody to tell but the log, and ends no other
+                _log_error(error, self._what)
+
     def _awaited(self, *, anyway: bool) -> set[Hashable]:
         """What lessons are about that wait, and, if so, will be done `anyway`."""
         return set().union(*(one.about for one in self._lessons if one.anyway or not anyway))
+
+    def _owe(self) -> None:
+        """The first of what must be done; nothing where `settle` was faster."""
+        with self._lock:
+            job = self._owed.popleft() if self._owed else None
+        if job is not None:
+            job()
 
     def _submit(self, job: Callable[[], object]) -> None:
         self._workers.submit(job).add_done_callback(lambda done: log_outcome(done, self._what))
@@ -127,7 +148,12 @@ class Background:
 def log_outcome(done: "asyncio.Task[Any] | Future[Any]", what: str) -> None:
     """A failure in the background has nobody to tell but the log."""
     error = None if done.cancelled() else done.exception()
+    if error is not None:
+        _log_error(error, what)
+
+
+def _log_error(error: BaseException, what: str) -> None:
     if isinstance(error, PromptsluiceError):
         log.error("%s failed: %s", what, error.message)
-    elif error is not None:
+    else:
         log_failure(error, request_id=what)

@@ -20,6 +20,7 @@ from ..salts import Salts
 from .background import Background, Lesson
 from .base import Call
 from .engine_room import EngineRoom, Tokens
+from .generations import reused_segments
 from .reuse_control import Decided
 from .reusing import Reused, reused
 
@@ -59,6 +60,7 @@ def decided(
         call.prompt,
         tokens,
         call.policy.reuse,
+        chunks=reused_segments(call.plan),
         salt=partial(_salt, salts, call),
         own=own,
         prefix=known,
@@ -137,6 +139,7 @@ def _learn_originals(room: EngineRoom, call: Call, own: str) -> None:
         came,
         tokens,
         call.policy.reuse,
+        chunks=frozenset(),
         salt=lambda segment: own,
         own=own,
         prefix=room.service.known_tokens(tokens.encoded.ids, namespace=call.tenant),

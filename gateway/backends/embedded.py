@@ -30,7 +30,7 @@ from .background import Background, log_outcome
 from .base import Answer, Asked, Backend, Call, ModelCard, Stream, TextCall, counted_tokens, estimated_tokens
 from .choices import described, merged
 from .deltas import ToolReading, Writer, as_answer, as_frames
-from .generations import Ready, capped, count_template, deltas, reused_segments
+from .generations import Ready, capped, count_template, deltas, retrieved_segments, reused_segments
 from .restrictions import Restrictions
 from .texts import readied
 
@@ -101,6 +101,7 @@ class EmbeddedBackend(Backend):
         if self._loading is not None:
             await asyncio.wait({self._loading})
         if self._room is not None:
+            await asyncio.to_thread(self._background.settle)  # what was deleted does not wait for another life
             self._room.control.close()
             await asyncio.to_thread(self._room.service.stop, _DRAIN_S)
 
@@ -277,6 +278,8 @@ class EmbeddedBackend(Backend):
     ) -> Ready:
         policy = call.policy.reuse
         chunks = reused_segments(call.plan)
+        if policy.mode in ("reuse", "blend"):
+            chunks |= retrieved_segments(call.prompt)
         tokens = room.encode(call.prompt, chunks=chunks, with_tools=parameters.tool_choice != "none")
         ids = tokens.encoded.ids
         count_template(call.report, len(ids))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ...backend_engine.types import Delta, GenerationRequest, Result, SamplingParams
 from ...policies import Action, Plan
-from ...prompt import ContextTooLong, Overloaded, PromptsluiceError, Report, Usage
+from ...prompt import ContextTooLong, Overloaded, Prompt, PromptsluiceError, Report, Usage
 from ..edge import internal_error
 from .choices import choice_seed
 
@@ -96,6 +96,12 @@ def reused_segments(plan: Plan | None) -> frozenset[int]:
     """The segments whose stored KV the plan wants."""
     decisions = () if plan is None else plan.decisions
     return frozenset(one.segment for one in decisions if one.action in (Action.REUSE, Action.BLEND))
+
+
+def retrieved_segments(prompt: Prompt) -> frozenset[int]:
+    """The segments that were retrieved, whose KV goes with their documents: none of it is learned as a client's text,
+    cut in another way."""
+    return frozenset(one.id for one in prompt.segments if one.original is None and one.source is not None)
 
 
 def capped(sampling: SamplingParams, *, prompt: int, limit: int, param: str = "messages") -> SamplingParams:

@@ -65,13 +65,15 @@ def reused(
     tokens: Tokens,
     policy: ReuseSpec,
     *,
+    chunks: frozenset[int],
     salt: Callable[[Segment], str],
     own: str,
     prefix: int,
     promising: Callable[[Sequence[Span]], bool],
 ) -> Reused:
-    """What of a chat is stored, placed where it is needed: the encoded chunks under their segments' salts, and whatever
-    of the other text is found under the salt `own`; nothing where these places are not `promising`.
+    """What of a chat is stored, placed where it is needed: of the encoded spans those of the segments `chunks` under
+    their salts, and whatever of the text outside of all these is found, or learned, under the salt `own`; nothing where
+    these places are not `promising`.
 
     The first `prefix` tokens are in the prefix tree and free: only what goes on behind them is looked for. What
     the user asks at the end is always computed: its meaning is in what stands before it.
@@ -79,14 +81,20 @@ def reused(
     ids = tokens.encoded.ids
     spans: dict[str, list[Span]] = {own: []}
     taken: list[Span] = []
+    apart: list[Span] = []  # of a collection, but not worth looking up
     for start, length, mark in tokens.encoded.spans:
-        if start + length > prefix:
-            spans.setdefault(salt(tokens.segments[mark]), []).append((start, length))
+        segment = tokens.segments[mark]
+        if start + length <= prefix:
+            continue
+        if segment.id in chunks:
+            spans.setdefault(salt(segment), []).append((start, length))
             taken.append((start, length))
+        else:
+            apart.append((start, length))
     until = max(0, len(ids) - max(_LAST, room.tokenizer.count(asked_last(prompt)) + _BEHIND))
     least, finder = policy.min_chunk_tokens, room.reuser.finder
     exact = (0, prefix)
-    found = finder.find(ids, salt=own, least=least, taken=[*taken, exact], until=until)
+    found = finder.find(ids, salt=own, least=least, taken=[*taken, *apart, exact], until=until)
     places = sorted([*taken, *((match.start, match.length) for match in found)])
     looked_up = bool(places) and promising(places)
     plan_all = partial(_plans, room, ids, spans, policy, found={own: found})
@@ -100,7 +108,7 @@ def reused(
     fresh = finder.fresh(
         ids,
         salt=own,
-        covered=[exact, *taken, *((hit.start, hit.tokens) for hit in known)] if looked_up else [exact, *places],
+        covered=[exact, *apart, *(taken if looked_up else places), *((hit.start, hit.tokens) for hit in known)],
         least=least,
         until=until,
         sights=policy.learn_after,

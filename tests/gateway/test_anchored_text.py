@@ -256,6 +256,7 @@ def test_a_check_of_another_copy_than_was_served_is_given_up(room: EngineRoom, m
         prompt,
         tokens,
         BLEND.reuse,
+        chunks=frozenset(),
         salt=lambda segment: "",
         own=Salts().tenant(""),
         prefix=0,

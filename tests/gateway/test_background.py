@@ -48,6 +48,32 @@ def test_idle_time_is_waited_for_and_a_busy_engine_learns_only_what_it_must(
     assert len(did) == done
 
 
+def test_what_must_be_done_is_done_before_the_end_and_once() -> None:
+    background, started, go, did = Background("a test"), threading.Event(), threading.Event(), list[str]()
+
+    def computing() -> None:
+        started.set()
+        assert go.wait(60)
+
+    def failing() -> None:
+        raise ValueError("no more disk")
+
+    background.run(lambda: did.append("deleted before"), must=True)
+    background.run(computing)
+    background.run(lambda: did.append("computed"))
+    for job in (partial(did.append, "deleted"), failing, partial(did.append, "deleted, too")):
+        background.run(job, must=True)
+    assert started.wait(60)
+    background.close()
+    background.settle()
+    assert did == ["deleted before", "deleted", "deleted, too"], "what is being computed is not waited for"
+    background.run(lambda: did.append("late"), must=True)
+    go.set()
+    background.settle()
+    drained(background)
+    assert did == ["deleted before", "deleted", "deleted, too"]
+
+
 def test_jobs_do_not_wait_for_lessons(background: Background) -> None:
     done, learned, quiet = threading.Event(), threading.Event(), threading.Event()
     for _ in range(1000):

@@ -21,6 +21,7 @@ from promptsluice.gateway.backends.engine_room import EngineRoom
 from promptsluice.gateway.backends.registry import backends_of
 from promptsluice.gateway.backends.stored_text import StoredText
 from promptsluice.gateway.cli.kv import forgotten
+from promptsluice.gateway.parameters import chat_parameters
 from promptsluice.gateway.rooms import Rooms
 from promptsluice.gateway.salts import Salts
 from promptsluice.kv_reuse import RamStore
@@ -168,6 +169,31 @@ def test_text_is_learned_as_it_came_and_when_the_answer_is_there(room: EngineRoo
     assert store.known(DOCUMENT) > 0.8 * room.tokenizer.count(DOCUMENT)
     assert store.known("Something else entirely, said in some other words.\n" * 9) == 0
     assert StoredText(room, BLEND, salt=Salts().tenant("another")).known(DOCUMENT) == 0
+
+
+@pytest.mark.parametrize("retrieved", [False, True])
+def test_what_was_retrieved_is_not_learned_as_a_clients_text(folder: Path, tmp_path: Path, retrieved: bool) -> None:
+    """It is deleted with its document, by the borders of the document's chunks."""
+    backend = spec_of(folder).model_dump(exclude_unset=True)
+    cache = {"path": str(tmp_path)}
+    policies = PolicySet.from_text(json.dumps({"version": 1, "backends": {"local": backend}, "kv_cache": cache}))
+    (backend,) = backends_of(policies, Rooms(policies)).values()
+    engine, jobs = cast(Any, backend), Jobs()
+    engine._background = jobs
+    prompt = Prompt.from_messages([{"role": "user", "content": "Why?"}], model="m")
+    text = (DOCUMENT, "docs/1") if retrieved else (DOCUMENT, None)
+    prompt = prompt.insert_before(prompt.segments[0].id, [("<document>\n", None), text, ("\n</document>\n", None)])
+    call = Call(model="m", report=Report(), request_id="", prompt=prompt, policy=BLEND)
+    opened = engine._opened()
+    try:
+        ready = engine._readied(opened, call, chat_parameters(prompt.body), None, None)
+        ready.finished(Result(finish_reason="stop", prompt_tokens=len(ready.requests[0].ids), completion_tokens=1))
+        jobs.done()
+        ids = opened.tokenizer.encode_plain(DOCUMENT)
+        assert bool(opened.reuser.finder.find(ids, salt=Salts().tenant(call.tenant))) is not retrieved
+    finally:
+        opened.control.close()
+        opened.service.stop()
 
 
 def test_the_price_of_a_prompt_falls_with_what_is_stored_and_what_is_in_the_prefix_cache(room: EngineRoom) -> None:

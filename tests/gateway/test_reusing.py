@@ -95,6 +95,7 @@ def test_only_what_goes_on_behind_the_prefix_is_looked_for_and_learned(smollm2_d
             prompt,
             tokens,
             ReuseSpec(mode="blend"),
+            chunks=frozenset(),
             salt=lambda segment: "a",
             own="a",
             prefix=prefix,
