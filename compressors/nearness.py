@@ -12,9 +12,9 @@ from .sentences import Unit, units_of
 
 # What a sentence has of its paragraph's best score, and of that of the sentence before it, which it may go on from.
 _OF_PARAGRAPH, _OF_BEFORE = 0.3, 0.3
-# Of what is asked, a sentence that answers has so much; of questions about other texts few find so much. Below it
-# nearness falls steeply, for a small share of it already outweighs whatever the words themselves say.
-_TELLS, _STEEP = 0.25, 8
+# With so much of what is asked in it a sentence is near; most questions about other texts find less. Below it nearness
+# falls steeply, for a small share of it already outweighs whatever the words themselves say.
+_TELLS, _STEEP = 0.15, 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +33,9 @@ class Nearness:
 def nearness(
     texts: Sequence[str], question: str, *, whole: Sequence[Sequence[Span]], expired: Callable[[], bool]
 ) -> list[Nearness]:
-    """The nearest sentence of all texts has 1, or less where no sentence has a quarter of what is asked: next to
-    nothing for one word that is shared by chance. All have 0 where no word is shared, or none but stop words. No
-    sentence ends inside a span of `whole`. What was not read when the time had expired has 0.
+    """The nearest sentence of all texts has 1, or less where no sentence has a seventh of what is asked: next to
+    nothing for one word of ten or more, which may be shared by chance. All have 0 where no word is shared, or none but
+    stop words. No sentence ends inside a span of `whole`. What was not read when the time had expired has 0.
     """
     units = [units_of(text, whole=spans) if question else [] for text, spans in zip(texts, whole, strict=True)]
     words = Words(

@@ -455,12 +455,12 @@ def test_stop_words_are_near_to_nothing() -> None:
 
 ASKED = {
     "en": (
-        "How did the council of Aberdeen pay for the new harbour bridge when the great flood had gone?",
+        "How did the council of Aberdeen pay for the new stone bridge of the port when great winter floods had ended?",
         "On a new day the one who was the first one was the first one to be the one who was the first.",
-        "The council of Aberdeen paid for the harbour bridge with what it was what it was what it was with.",
+        "The council of Aberdeen paid for the port bridge with what it was what it was what it was with.",
     ),
     "de": (
-        "Womit bezahlte der Rat von Rostock die neue Brücke am Hafen nach der großen Flut?",
+        "Womit bezahlte der Rat von Rostock im Frühling die neue Brücke am Hafen nach der großen Flut?",
         "An einem Tag nach dem Tag war der eine der eine, und der eine war der eine nach dem einen.",
         "Die neue Brücke am Hafen bezahlte der Rat von Rostock mit dem, was es war, was es war, was es war.",
     ),
@@ -520,8 +520,10 @@ def test_of_a_long_question_some_words_tell_enough() -> None:
     texts = [f"The {word} is here." for word in PLAIN.split()] + ["The dean of Ely sold three organs."]
     asked = "dean Ely sold organs " + " ".join(f"w{n}" for n in range(100))
     assert nearness(texts, asked, whole=[()] * len(texts), expired=lambda: False)[-1].scores.max() == 1.0
-    (one,) = nearness(["The dean. A cat."], "w1 w2 w3 w4 w5 w6 w7 dean", whole=[()], expired=lambda: False)
-    assert 0.0 < one.scores.max() < 0.02
+    for others, bounds in ((3, (0.99, 1.0)), (7, (0.01, 0.5)), (11, (0.0, 0.001))):
+        asked = " ".join(["dean", *(f"w{n}" for n in range(others))])
+        (one,) = nearness(["The dean. A cat."], asked, whole=[()], expired=lambda: False)
+        assert bounds[0] < one.scores.max() <= bounds[1]
 
 
 @pytest.mark.parametrize("gap", ["\n\n", "\r\n\r\n", "\n \n"])
