@@ -1,4 +1,4 @@
-"""Texts with what must survive in them, from six public collections. Used by compress.py and compress_quality.py.
+"""Texts with what must survive in them, from six public collections. Used by compress.py and its like.
 
 A case is cut to a size in characters around what its question is about. Everything random is drawn from one seed.
 """
@@ -20,6 +20,7 @@ from promptsluice.compressors.structure.folds import unfolded
 
 EXACT = frozenset({"identifier", "number", "date", "url", "email"})
 _LONG = 6  # samples in the text that they are cut from
+_UNSPACED = re.compile("[\u3040-\u30ff\u3400-\u9fff]")
 _NAME = re.compile(r"(?<![.!?]\s)(?<!^)\b[A-Z][\w'-]+\b|\d[\d.,:%]*\d|\d")
 
 
@@ -67,7 +68,7 @@ def _pieces(folder: Path, corpus: str, chars: int) -> Iterator[Case]:
     for case in cases(folder, corpus, count=sys.maxsize, chars=chars if whole else _LONG * chars):
         parts = case.text.split(joint)
         while parts:
-            text = case.text if whole else _filled(parts, 0, chars, joint=joint)
+            text = case.text if whole else filled(parts, 0, chars, joint=joint)
             parts = [] if whole else parts[len(text.split(joint)) :]
             if len(text) > chars // 2 and text not in seen:
                 seen.add(text)
@@ -97,6 +98,13 @@ def lost(case: Case, text: str) -> list[str]:
     return [one for one in dict.fromkeys(case.exact) if number(one, written) < number(one, case.text)]
 
 
+def stands(gold: str, text: str) -> bool:
+    """Whether an answer stands in a text, as no part of a longer word, where words are written apart."""
+    if _UNSPACED.search(gold):
+        return gold in text
+    return re.search(rf"(?<!\w){re.escape(gold)}(?!\w)", text) is not None
+
+
 def _lines(path: Path) -> Iterator[Any]:
     for line in path.read_text(encoding="utf-8").splitlines():
         yield json.loads(line)
@@ -107,7 +115,7 @@ def _qmsum(folder: Path, chars: int) -> Iterator[Case]:
     for row in _lines(folder / "test.jsonl"):
         turns = [f"{turn['speaker']}: {turn['content']}" for turn in row["meeting_transcripts"]]
         for query in row["specific_query_list"][:2]:
-            text = _filled(turns, int(query["relevant_text_span"][0][0]), chars)
+            text = filled(turns, int(query["relevant_text_span"][0][0]), chars)
             named = dict.fromkeys(match[0] for match in _NAME.finditer(query["answer"]))
             yield Case("", text, query["query"], facts=tuple(name for name in named if name in text))
 
@@ -117,7 +125,7 @@ def _hotpot(folder: Path, chars: int) -> Iterator[Case]:
         gold = {title for title, _ in row["supporting_facts"]}
         passages = [f"{title}\n{''.join(sentences)}" for title, sentences in row["context"] if title in gold]
         passages += [f"{title}\n{''.join(sentences)}" for title, sentences in row["context"] if title not in gold]
-        chosen = _filled(passages, 0, chars, joint="\n\n").split("\n\n")
+        chosen = filled(passages, 0, chars, joint="\n\n").split("\n\n")
         random.Random(row["id"]).shuffle(chosen)
         text = "\n\n".join(chosen)
         if row["answer"] in text:
@@ -145,7 +153,7 @@ def _bfcl(folder: Path, chars: int) -> Iterator[Case]:
             f"You may call this function:\n{json.dumps(tool)}" for row in rows[at : at + 8] for tool in row["function"]
         ]
         asked, called = rows[at]["question"][0][0]["content"], rows[at]["function"]
-        text = _filled(tools, 0, chars, joint="\n\n")
+        text = filled(tools, 0, chars, joint="\n\n")
         names = [tool["name"] for tool in called if tool["name"] in text]
         yield Case("", text, asked, facts=tuple(names))
 
@@ -154,7 +162,7 @@ def _tau(folder: Path, chars: int) -> Iterator[Case]:
     """An agent's history as a transcript. Facts: the arguments of the calls that the task asks for."""
     for row in json.loads((folder / "gpt-4o-airline.json").read_text(encoding="utf-8")):
         turns = [f"{turn['role']}: {turn['content']}" for turn in row["traj"][1:] if turn.get("content")]
-        text = _filled(turns, 0, chars, joint="\n\n")
+        text = filled(turns, 0, chars, joint="\n\n")
         values = re.findall(r'": "([\w@.-]{4,})"', json.dumps(row["info"]["task"]["actions"]))
         facts = tuple(dict.fromkeys(value for value in values if value in text))
         yield Case("", text, row["info"]["task"]["instruction"], facts=facts)
@@ -166,12 +174,12 @@ def _docs(folder: Path, chars: int) -> Iterator[Case]:
         text = path.read_text(encoding="utf-8")
         if len(text) > chars // 2:
             title = re.sub(r"\s*\{.*", "", text.split("\n", 1)[0].lstrip("# "))
-            text = _filled(text.split("\n\n"), 0, chars, joint="\n\n")
+            text = filled(text.split("\n\n"), 0, chars, joint="\n\n")
             facts = dict.fromkeys(re.findall(r"`[^`\n]+`", text))
             yield Case("", text, f"What do I need to know about {title}?", facts=tuple(facts)[:20])
 
 
-def _filled(parts: Sequence[str], first: int, chars: int, *, joint: str = "\n") -> str:
+def filled(parts: Sequence[str], first: int, chars: int, *, joint: str = "\n") -> str:
     """Whole parts from number `first` on, then those before it, as many as there is room for; at least one."""
     chosen: list[int] = []
     size = 0

@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass, field
 
 from blend_cases import LEAD, SYSTEM
 from blend_quality import f1
-from compress_cases import Case, cases
+from compress_cases import Case, cases, stands
 from compress_subjects import Machinery, Subject, common_options, heading, opened, seeded_mean
 from kept_rows import KeptRows
 from promptsluice.backend_engine.params import SamplingParams
@@ -138,11 +138,6 @@ def _print(ways: Sequence[Way], found: Sequence[Case], machinery: Machinery, opt
             str(sum(_SUMMARY in text for text in way.texts)) if way.name in ("summarize", "summary") else "-",
         )
     console.print(table)
-
-
-def stands(gold: str, text: str) -> bool:
-    """Whether an answer stands in a text, as no part of a longer word."""
-    return re.search(rf"(?<!\w){re.escape(gold)}(?!\w)", text) is not None
 
 
 def _more(way: Way, base: Way) -> str:

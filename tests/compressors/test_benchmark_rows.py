@@ -99,6 +99,28 @@ def test_what_folded_lines_stand_for_is_not_lost(monkeypatch: pytest.MonkeyPatch
 
 
 def test_an_answer_stands_in_a_text_as_no_part_of_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
-    stands = script("compress_quality", monkeypatch).stands
+    stands = script("compress_cases", monkeypatch).stands
     assert [stands("no", text) for text in ("to the north", "He said no.", "no")] == [False, True, True]
     assert stands("U.S.", "in the U.S. (then)") and stands("猫", "“猫”")
+
+
+def test_answers_share_no_word_with_their_question(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    unshared = script("compress_unshared", monkeypatch)
+    text = "The mayor of Ely was old. He left for Bath.\n\nThe mayor of Hull left in 1999. He liked Bath."
+    assert unshared.unshared(text, "Where did the mayor of Ely go?", "Bath")
+    assert not unshared.unshared(text, "Whom did he like?", "Bath"), "one of its sentences shares a word"
+    assert not unshared.unshared(text, "Where did the mayor of Ely go?", "1999")
+    assert not unshared.unshared(text, "Where did the mayor of Ely go?", "York"), "it stands nowhere"
+    left = [{"Bath": True, "Ely": False}, {"1999": True}, {}]
+    assert list(unshared._share(left)) == ["3", "0.75 [0.50, 1.00]"]
+    ours = [unshared.Left(0.5, 1.0, one) for one in left[:2]]
+    theirs = [unshared.Left(0.5, 1.0, dict.fromkeys(one, False)) for one in left[:2]]
+    assert unshared._more(ours, theirs) == "+0.75 [+0.50, +1.00]" and unshared._more(ours, ()) == "-"
+    folder = tmp_path / "xquad"
+    folder.mkdir()
+    for language, question in (("en", "Where did the mayor of Ely go?"), ("zh", "市长去了哪里")):
+        paragraph = {"context": text, "qas": [{"question": question, "answers": [{"text": "Bath"}]}]}
+        file = {"data": [{"paragraphs": [paragraph]}]}
+        (folder / f"xquad.{language}.json").write_text(json.dumps(file), encoding="utf-8")
+    (one,) = unshared.asked(tmp_path, "xquad zh of en", count=5, chars=500)
+    assert one == unshared.Asked(text, "市长去了哪里", ("Bath",))
