@@ -60,6 +60,7 @@ class StepBatch:
     narrowings: tuple[Narrowing, ...] = ()
     loads: Loads = NO_LOADS  # keys and values that come into the pool from elsewhere, layer by layer
     probes: tuple[Probe, ...] = ()
+    newest: bool = False  # known: each row's own key is the last one that it sees
     until: float = 1.0  # the share of the layers that is run: where all rows are probes that look no deeper
 
     @property
@@ -169,6 +170,7 @@ def build_batch(
         narrowings=tuple(
             _narrowing(number, part, device) for number, part in enumerate(parts) if part.selector is not None
         ),
+        newest=all(np.array_equal(seen, index + 1) for seen, index in zip(visible, indices, strict=True)),
     )
 
 

@@ -5,9 +5,10 @@ A kernel of a small model's step takes two or three microseconds, one of which p
 arrives. With this it lets the next kernel begin at once (`let_next_begin`), reads what no kernel of the step writes
 (weights, keys of former steps), and only then waits for the one before it (`wait_for_last`).
 
-What a kernel reads before it waits must have been written before the last kernel that was not launched early, since
-those between may still run. It must wait in every program, and write nothing before: whoever comes behind it relies on
-that for all that came before it.
+What a kernel reads before it waits must be older than the last kernel before it that was launched in the ordinary way:
+those between may still run, and that one's own writes need not have arrived. So it is with page tables, lengths and
+angles, which the first norm of a step comes after. A kernel must wait in every program, and write nothing before:
+whoever comes behind it relies on that for all that came before it.
 """
 
 import os
@@ -23,8 +24,9 @@ _HOPPER = (9, 0)
 
 @cache
 def _begins_early(device: torch.device) -> bool:
-    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
-    return device.type == "cuda" and not interpreted and torch.cuda.get_device_capability(device) >= _HOPPER
+    if device.type != "cuda" or torch.version.hip is not None or os.environ.get("TRITON_INTERPRET") == "1":
+        return False
+    return torch.cuda.get_device_capability(device) >= _HOPPER
 
 
 def launch_options(device: torch.device) -> dict[str, Any]:

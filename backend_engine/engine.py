@@ -4,6 +4,7 @@ import math
 import secrets
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from itertools import islice
 
@@ -315,4 +316,8 @@ class Engine:
 
     def close(self) -> None:
         """End what works in the background; nothing may run afterwards."""
+        device = self.model.decoder.device
+        if device.type == "cuda":  # a step that ran ahead writes its ids to memory that ends with this engine
+            with suppress(RuntimeError):  # a device that is lost runs nothing any more
+                torch.cuda.synchronize(device)
         self.tier.close()

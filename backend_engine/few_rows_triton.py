@@ -15,15 +15,13 @@ import triton.language as tl
 from torch import Tensor
 
 from .early import launch_options, let_next_begin, wait_for_last
+from .linear import MOST_FEW_ROWS
 from .one_row_triton import activated
-
-MOST_ROWS = 8
-"""Rows that these products take. Two or more: a lone row has kernels of its own."""
 
 _WHOLE = 1024  # inputs that one program reads
 _MOST_PARTS = 8  # that a sum of parts is worth; the 4,864 inputs that were measured are five
 _MOST_BYTES = 32 << 20  # beyond, reading the matrix takes so long that the BLAS library loses nothing
-_WARPS = 4  # the fastest on an H200, by far: a program's warps wait for each other
+_WARPS = 4  # the fastest on an H200, by far: more of them wait for each other, fewer have too few bytes on their way
 _COLUMNS = 16  # outputs of a program, or gates and ups together: of the least size that a matrix unit takes
 
 
@@ -48,6 +46,7 @@ def whole(x: Tensor, weight: Tensor, bias: Tensor | None, *, activation: str | N
     Sums are float32; what a gate reads is rounded as if it had been stored.
     """
     rows, inputs = x.shape
+    assert 0 < rows <= MOST_FEW_ROWS, rows
     gated = activation is not None
     outputs = weight.shape[0] // (1 + gated)
     out = torch.empty((rows, outputs), dtype=x.dtype, device=x.device)
@@ -58,7 +57,7 @@ def whole(x: Tensor, weight: Tensor, bias: Tensor | None, *, activation: str | N
         "GATED": gated,
         "SILU": activation == "silu",
         "COLUMNS": columns,
-        "BLOCKS": 1 + gated,  # of a matrix with gates a card has as many blocks as it runs at a time twice over
+        "BLOCKS": 1 + gated,  # of gates and ups, which are many, two blocks a program are faster
         **_slices(inputs, x.device),
     }
     _whole[(triton.cdiv(blocks, 1 + gated),)](
@@ -70,6 +69,7 @@ def whole(x: Tensor, weight: Tensor, bias: Tensor | None, *, activation: str | N
 def parts(x: Tensor, weight: Tensor) -> Tensor:
     """Float32 [parts, rows, out], whose sum over the first axis is `x` [rows, in] times `weight` [out, in]."""
     rows, inputs = x.shape
+    assert 0 < rows <= MOST_FEW_ROWS, rows
     outputs, count = weight.shape[0], triton.cdiv(inputs, _WHOLE)
     out = torch.empty((count, rows, outputs), dtype=torch.float32, device=x.device)
     constants: dict[str, Any] = {"COLUMNS": _COLUMNS, **_slices(_WHOLE, x.device)}
@@ -79,7 +79,7 @@ def parts(x: Tensor, weight: Tensor) -> Tensor:
 
 def _slices(inputs: int, device: torch.device) -> dict[str, Any]:
     return {
-        "ROWS": MOST_ROWS,
+        "ROWS": MOST_FEW_ROWS,
         "SLICES": _WARPS,
         "SLICE": max(16, triton.next_power_of_2(inputs) // _WARPS),
         "num_warps": _WARPS,

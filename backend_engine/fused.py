@@ -1,6 +1,7 @@
-"""The element-wise work between a layer's matrix products: what it computes, as a contract, and in plain torch.
+"""The work between a layer's matrix products: what it computes, as a contract, and in plain torch.
 
-On a GPU each of these is one kernel (fused_triton.py); launches and trips to memory are what small batches pay for.
+On a GPU each of these is a kernel, or few (fused_triton.py); launches and trips to memory are what small batches pay
+for, which is why a joint has the products on both of its sides.
 """
 
 from collections.abc import Sequence

@@ -1,5 +1,5 @@
 # pyright: reportMissingParameterType=false, reportArgumentType=false, reportGeneralTypeIssues=false
-"""The element-wise work between matrix products as Triton kernels: one launch each. Arithmetic is float32 inside.
+"""The work between matrix products as Triton kernels, with few rows the products, too. Arithmetic is float32 inside.
 
 Kernel arguments are tensors or numbers as Triton passes them, untyped.
 """
@@ -13,9 +13,9 @@ import triton.language as tl
 from torch import Tensor
 
 from .early import launch_options, let_next_begin, wait_for_last
-from .few_rows_triton import MOST_ROWS, parts, serves_parts, serves_whole, whole
+from .few_rows_triton import parts, serves_parts, serves_whole, whole
 from .fused import HeadTurn, Joint, LayerKV, TorchOps
-from .linear import PlainLinear
+from .linear import MOST_FEW_ROWS, PlainLinear
 from .one_row_triton import activated, normed_row, serves_normed
 from .probe import Probe
 from .probe_triton import look
@@ -130,7 +130,7 @@ class TritonOps(TorchOps):
                 before(x), residual, joint.weight, joint.eps, after.weight, after.bias,
                 first=joint.first, activation=joint.activation,
             )  # fmt: skip
-        if not 1 < rows <= MOST_ROWS:
+        if not 1 < rows <= MOST_FEW_ROWS:
             return super().joined(x, residual, joint)
         if isinstance(before, PlainLinear) and before.bias is None and serves_parts(before.weight, dtype):
             added = parts(x, before.weight)

@@ -139,8 +139,8 @@ class DecodeGraphs:
         read, done = self._read[self._turns % 2, :count], torch.cuda.Event()
         if draw is not Draw.HOST:
             captured.draws[draw].replay()
-            done.record()
             self._turns += 1
+            done.record()
         return _Replayed(
             decoder=self._decoder, hidden=captured.hidden[:count], size=size, draw=draw, drawn=read, done=done
         )

@@ -11,6 +11,8 @@ from torch import Tensor
 
 # Rows that oneDNN's blocked layout is made for. It serves other counts as well; made for one row it is slow for all.
 PACKED_ROWS = 64
+# Rows that our kernels for small matrices take on a GPU.
+MOST_FEW_ROWS = 8
 # Up to this many bytes of float32 weights are held in both layouts; of a larger model nobody expects twice its size.
 BOTH_LAYOUTS_BYTES = 2 << 30
 
@@ -78,10 +80,13 @@ class StreamedLinear(PlainLinear):
 
     def __call__(self, x: Tensor) -> Tensor:
         if x.shape[0] == 1:
-            return import_module(".one_row_triton", __package__).one_row(x, self.weight, self.bias)
-        few = import_module(".few_rows_triton", __package__)
-        if 1 < x.shape[0] <= few.MOST_ROWS and few.serves_whole(self.weight, x.dtype):
-            return few.whole(x, self.weight, self.bias)
+            one = import_module(".one_row_triton", __package__)
+            if one.serves_one(self.weight):
+                return one.one_row(x, self.weight, self.bias)
+        elif 0 < x.shape[0] <= MOST_FEW_ROWS:
+            few = import_module(".few_rows_triton", __package__)
+            if few.serves_whole(self.weight, x.dtype):
+                return few.whole(x, self.weight, self.bias)
         return F.linear(x, self.weight, self.bias)
 
 

@@ -85,11 +85,12 @@ class Decoder:
             return StepOutput(self._native.forward(batch, pool), ())
         ops, spec, weights = self._ops, self.spec, self.weights
         last, depth = spec.layers - 1, layers_until(batch.until, spec)
+        # Before the first product: that may be launched early, and what it follows must be none of these.
+        angles, plan = self.ropes.angles(batch.positions, self.dtype), self._plans(batch, pool)
         residual = weights.embedding(batch.ids)
         if self._embedding_scale != 1.0:
             residual = residual * self._embedding_scale
         product = weights.layers[0].qkv(ops.norm(residual, weights.layers[0].input_norm, spec.norm_eps))
-        angles, plan = self.ropes.angles(batch.positions, self.dtype), self._plans(batch, pool)
         recomputed = tuple(narrowing.quota for narrowing in batch.narrowings)
         for index, layer in enumerate(weights.layers):
             batch.loads.wait(index)
@@ -152,14 +153,18 @@ class Decoder:
 
 def _joints(spec: ModelSpec, weights: Weights) -> tuple[list[Joint], list[Joint]]:
     """What stands between each layer's attention and its feed-forward, and between that and what follows it."""
-    inner, outer = [], []
-    norms = [layer.input_norm for layer in weights.layers[1:]] + [weights.norm]
-    products = [layer.qkv for layer in weights.layers[1:]] + [None]
-    for layer, norm, product in zip(weights.layers, norms, products, strict=True):
-        middle = {"before": layer.out, "first": layer.out_norm, "weight": layer.post_norm, "after": layer.gate_up}
-        end = {"before": layer.down, "first": layer.down_norm, "weight": norm, "after": product}
-        inner.append(Joint(**middle, eps=spec.norm_eps, activation=spec.activation))
-        outer.append(Joint(**end, eps=spec.norm_eps))
+    inner = [
+        Joint(
+            before=layer.out, first=layer.out_norm, weight=layer.post_norm, eps=spec.norm_eps, after=layer.gate_up,
+            activation=spec.activation,
+        )
+        for layer in weights.layers
+    ]  # fmt: skip
+    following = [(layer.input_norm, layer.qkv) for layer in weights.layers[1:]] + [(weights.norm, None)]
+    outer = [
+        Joint(before=layer.down, first=layer.down_norm, weight=norm, eps=spec.norm_eps, after=product)
+        for layer, (norm, product) in zip(weights.layers, following, strict=True)
+    ]
     return inner, outer
 
 

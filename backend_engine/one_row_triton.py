@@ -17,23 +17,26 @@ from torch import Tensor
 from .early import launch_options, let_next_begin, wait_for_last
 
 _MANY = 6144  # outputs from which on programs of several outputs keep a card busy
-# Inputs up to which a program's part of a matrix is one tile, which it has read before the row is there. Beyond, or of
-# a matrix that takes long to read by itself, a loop is as fast.
-_ONE_TILE, _ONE_TILE_BYTES = 8192, 32 << 20
+# Inputs up to which a program's part of a matrix is one tile, which it has read before the row is there. A matrix that
+# takes long to read by itself is read in a loop, which was measured from so many bytes on.
+_ONE_TILE, _LARGE_BYTES = 8192, 32 << 20
+_TILE = 16384  # numbers of the tile of a program of 8 warps
 # Inputs up to which each program norms all of the row for itself. With more it would read about as much for that as of
 # the matrix; 896 were measured.
 _NORMED = 1024
 
 
 def one_row(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """`x` [1, in] times `weight` [out, in], contiguous and of x's dtype, plus `bias` [out]; sums are float32."""
+    """`x` [1, in] times `weight` [out, in] that `serves_one`, of x's dtype, plus `bias` [out]; sums are float32."""
     outputs, inputs = weight.shape
     out = torch.empty((1, outputs), dtype=x.dtype, device=x.device)
     arguments = (x.contiguous(), weight, weight if bias is None else bias, out, inputs, outputs)
     constants: dict[str, Any] = {"BIAS": bias is not None, **launch_options(x.device)}
-    if takes_one_tile(weight):
-        columns, warps = (1, 4) if inputs <= _NORMED else (2, 8)  # the fastest on an H200 with 896 and 4864 inputs
-        tiling = {"BLOCK_N": columns, "BLOCK": triton.next_power_of_2(inputs), "num_warps": warps}
+    if weight.nbytes < _LARGE_BYTES:
+        block = triton.next_power_of_2(inputs)
+        # The fastest on an H200 with 896 and 4864 inputs.
+        columns, warps = (1, 4) if inputs <= _NORMED else (min(4, _TILE // block), 8)
+        tiling = {"BLOCK_N": columns, "BLOCK": block, "num_warps": warps}
         _tile_product[(triton.cdiv(outputs, columns),)](*arguments, **constants, **tiling)
         return out
     # The fastest on an H200 of some 24 ways to cut products of 4096 to 128256 outputs.
@@ -49,9 +52,9 @@ def one_row(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return out
 
 
-def takes_one_tile(weight: Tensor) -> bool:
-    """Whether a product of one row reads each of its programs' parts of the matrix at once."""
-    return weight.shape[1] <= _ONE_TILE and weight.nbytes < _ONE_TILE_BYTES
+def serves_one(weight: Tensor) -> bool:
+    """Whether `one_row` takes a contiguous matrix: not a long one of middling size, which the BLAS library reads."""
+    return weight.shape[1] <= _ONE_TILE or weight.nbytes >= _LARGE_BYTES
 
 
 def serves_normed(weight: Tensor, dtype: torch.dtype) -> bool:

@@ -101,6 +101,7 @@ def even_batch(
             query_start_host=tuple(range(rows + 1)),
             key_count_host=(max_tokens,) * rows,
             logit_counts_host=(1,) * rows,
+            newest=True,
         )
     slots = pages[owners, places // page_size].long() * page_size + places % page_size
     seen = (places + 1).int()
@@ -117,6 +118,7 @@ def even_batch(
         query_start_host=tuple(range(0, rows + 1, width)),
         key_count_host=(max_tokens,) * requests,
         logit_counts_host=(width,) * requests,
+        newest=True,
     )
 
 

@@ -155,6 +155,7 @@ class RunningTable:
                 for start, chunk in zip(starts[decodes:].tolist(), plan.chunks, strict=False)
                 if chunk.sequence.probing and (probe := self._probe(start, chunk)) is not None
             ),
+            newest=True,
             until=1.0 if decodes else max(chunk.sequence.glances for chunk in plan.chunks),
         )
 

@@ -1,11 +1,12 @@
 """Which tiling serves decode attention best on this card: each one's time beside the floor of its bytes.
 
-Run: python benchmarks/decode_tilings.py [--batches 1,256] [--keys 576] [--stored int8|fp8]
+Run: python benchmarks/decode_tilings.py [--batches 16,256] [--keys 576] [--stored int8|fp8]
 
 Attention of one layer with 32 heads of 128 over 8 key and value heads (an 8B model), one row a request, pages of 16 in
 random order. The five fastest tilings and the one in use, in microseconds by CUDA events, medians; the floor is the
 bytes of keys and values as they are stored (bfloat16, unless said) over the measured copy rate. Every result is
-compared with that of the tiling in use.
+compared with that of the tiling in use. Of up to 8 requests it is in use over pools of 8 bits only: others have a
+kernel of their own, which turns the rows, too (kernels_gpu.py).
 """
 
 import argparse
@@ -50,7 +51,7 @@ def microseconds(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--batches", default="1,256")
+    parser.add_argument("--batches", default="16,256")
     parser.add_argument("--keys", type=int, default=576)
     parser.add_argument("--stored", choices=("int8", "fp8"), help="keys and values of 8 bits")
     options = parser.parse_args()

@@ -15,12 +15,14 @@ import argparse
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import import_module
 
 import torch
 from promptsluice.backend_engine.attention import attention_backend
 from promptsluice.backend_engine.batch import RequestRows, StepBatch, build_batch
-from promptsluice.backend_engine.fused import FusedOps, HeadTurn, TorchOps
+from promptsluice.backend_engine.fused import FusedOps, HeadTurn, Joint, TorchOps
+from promptsluice.backend_engine.linear import PlainLinear
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
@@ -29,6 +31,7 @@ from triton.testing import do_bench, do_bench_cudagraph
 PAGE = 16
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 NARROW = torch.bfloat16 if DEVICE == "cuda" else torch.float16  # Triton's interpreter multiplies no bfloat16
+FEW_REQUESTS = 8  # of one row each: their rotation and attention are one launch
 SHRUNK = 64  # by which `--check` divides rows and keys
 
 
@@ -177,6 +180,73 @@ def attention(case: Case, backend: str, draw: random.Random) -> Measured:
     return Measured(timed(lambda: plan(q, k, v), graphed=decodes), moved, operations, wrong)
 
 
+def lone_rows(case: Case, draw: random.Random) -> Measured:
+    """One layer's rotation, storing and attention of requests of one row each, as a decode step of few has it."""
+    shape = case.shape
+    batch, pages, seen = laid_out(case, draw)
+    qkv = noise(batch.rows, shape.heads + 2 * shape.kv_heads, shape.dim)
+    k, v = (noise(pages * PAGE, shape.kv_heads, shape.dim) for _ in range(2))
+    turn = HeadTurn(
+        shape.heads, shape.kv_heads, noise(batch.rows, 1, shape.dim), noise(batch.rows, 1, shape.dim), None, 1e-6
+    )
+    plan = attention_backend("triton").plan(batch, page_size=PAGE, scale=shape.dim**-0.5, window=shape.window)
+
+    def turned() -> Tensor:
+        out = plan.turned(qkv, turn, batch.slots, k, v)
+        assert out is not None, "more requests than one launch serves"
+        return out
+
+    out = turned()  # the rows' own keys are in the pool from here on
+    wide = replace(turn, cos=turn.cos.double(), sin=turn.sin.double())
+    q, _, _ = TorchOps().rotated(qkv.double(), wide)
+    wrong = error(out, q.to(NARROW), k, v, batch, shape, draw)
+    operations = 4 * float(batch.visible.sum()) * shape.heads * shape.dim
+    moved = 2 * seen * shape.kv_heads * shape.dim * 2 + 2 * qkv.nbytes
+    return Measured(timed(turned, graphed=True), moved, operations, wrong)
+
+
+def products() -> Iterator[tuple[str, Measured]]:
+    """Products of few rows with the matrices of a small model, and of one row with two of an 8B model."""
+    one, few = (import_module(f"promptsluice.backend_engine.{name}") for name in ("one_row_triton", "few_rows_triton"))
+    for rows, outputs, inputs in (
+        (1, 896, 896), (1, 896, 4864), (1, 28672, 4096), (1, 4096, 14336), (2, 1152, 896), (8, 1152, 896),
+        (8, 896, 4864),
+    ):  # fmt: skip
+        x, weight = noise(rows, inputs), noise(outputs, inputs)
+        if rows == 1:
+            run = partial(one.one_row, x, weight, None)
+        elif inputs > 1024:
+            run = partial(few.parts, x, weight)
+        else:
+            run = partial(few.whole, x, weight, None)
+        made = run().double()
+        made = made.sum(0) if made.ndim == 3 else made
+        expected = x.double() @ weight.double().T
+        wrong = float((made - expected).norm() / expected.norm())
+        operations = 2 * rows * weight.numel()
+        yield (
+            f"product {rows} x {inputs} x {outputs}",
+            Measured(timed(run, graphed=True), weight.nbytes, operations, wrong),
+        )
+    hidden, ffn = 896, 4864
+    ops = import_module("promptsluice.backend_engine.fused_triton").TritonOps()
+    for rows in (1, 8):
+        x, residual, norm = noise(rows, hidden), noise(rows, hidden), noise(hidden)
+        before, after = PlainLinear(noise(hidden, hidden) / hidden**0.5), PlainLinear(noise(2 * ffn, hidden))
+        joint = Joint(before=before, first=None, weight=norm, eps=1e-6, after=after, activation="silu")
+        wide = replace(
+            joint,
+            before=PlainLinear(before.weight.double()),
+            weight=norm.double(),
+            after=PlainLinear(after.weight.double()),
+        )
+        expected, _ = TorchOps().joined(x.double(), residual.double(), wide)
+        wrong = float((ops.joined(x, residual.clone(), joint)[0].double() - expected).norm() / expected.norm())
+        moved = before.nbytes + after.nbytes
+        run = partial(ops.joined, x, residual, joint)
+        yield f"joint of {rows}, {hidden} and {2 * ffn}", Measured(timed(run, graphed=True), moved, 0.0, wrong)
+
+
 def element_wise(rows: int) -> Iterator[tuple[str, Measured]]:
     """The work between products of an 8B layer, plain, and with the norms and the gate that Gemma adds."""
     ops, hidden, ffn, shape = (
@@ -260,6 +330,11 @@ def main() -> None:
     for case in cases(options.quick):
         found = attention(case.small if options.check else case, "triton", draw)
         table.add_row(*row(f"{case.shape.name}: {case.name}", found, copy, product))
+        if all(rows == 1 for rows, _ in case.requests) and len(case.requests) <= FEW_REQUESTS:
+            found = lone_rows(case.small if options.check else case, draw)
+            table.add_row(*row(f"{case.shape.name}: {case.name}, rotated", found, copy, product))
+    for name, found in products():
+        table.add_row(*row(name, found, copy, product))
     for rows in (1, 8) if options.check else (1, 64, 8192):
         for name, found in element_wise(rows):
             table.add_row(*row(f"{rows} rows: {name}", found, copy, product))

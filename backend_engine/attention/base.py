@@ -14,7 +14,10 @@ from ..rounded_kv import Stored
 
 
 class AttentionPlan(Protocol):
-    """Attention for the rows of one batch; called once a layer. It keeps no results and writes only its own output."""
+    """Attention for the rows of one batch; called once a layer. It keeps no results.
+
+    It writes only its own output and, where it is asked to turn rows, their slots of the pool.
+    """
 
     def __call__(self, q: Tensor, k: Stored, v: Stored) -> Tensor:
         """Attend from `q` [rows, heads, dim] over one layer of the pool, `k` and `v` [slots, kv_heads, dim].

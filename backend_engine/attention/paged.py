@@ -36,9 +36,9 @@ LOG2_E = math.log2(math.e)
 # Requests of at most so many rows are cut into tiles on the device, so that a graph can be captured around it.
 FEW_ROWS = 16
 # Up to so many requests of one row each a step is bound by its launches, and rotation, the pool and attention are one.
-# Its programs have blocks of so many keys; of them half as many are enough, since each has more to begin with. Both are
-# the fastest of some twenty ways on an H200, for 1 to 8 requests of 640 to 16,000 keys, 2 heads of 64 or 8 of 128.
-FEW_REQUESTS, ROW_KEYS, ROW_PROGRAMS = 8, 64, 256
+FEW_REQUESTS = 8
+# Of more query heads than this to one of keys, or of longer heads, that kernel has no registers for its blocks.
+MOST_GROUP, MOST_HEAD_BYTES = 32, 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +58,7 @@ class Tiling:
 class TritonAttention:
     """See AttentionBackend. A part of split keys has at least `least_keys`, to be worth its launch.
 
-    `tiling` replaces the one that is chosen by shape, for measurements.
+    `tiling` replaces the one that is chosen by shape, for measurements. Neither is for rows that it turns itself.
     """
 
     least_keys: int = 256
@@ -81,6 +81,25 @@ def _tiling(block_m: int, dim_pad: int, *, is_rounded: bool) -> Tiling:
     if is_rounded and block_m <= 16:
         return Tiling(keys=keys, warps=2, stages=3)
     return Tiling(keys=keys, warps=4, stages=3 if block_m > 64 else 2)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowTiling:
+    """How rotation and attention of lone rows are cut: keys of a block, warps, and programs that fill a card."""
+
+    keys: int
+    warps: int
+    programs: int
+
+
+def row_tiling(head_bytes: int) -> RowTiling:
+    """The fastest of twenty on an H200: 1 to 8 requests of 640 to 16,000 keys, 2 heads of 64 or 8 of 128 in bfloat16.
+
+    A longer head leaves registers for blocks of fewer keys.
+    """
+    if head_bytes <= 128:
+        return RowTiling(keys=64, warps=4, programs=384)
+    return RowTiling(keys=32, warps=2 if head_bytes <= 256 else 4, programs=512)
 
 
 @dataclass(slots=True)
@@ -147,13 +166,22 @@ class TritonPlan:
     def turned(self, qkv: Tensor, turn: HeadTurn, slots: Tensor, k: Stored, v: Stored) -> Tensor | None:
         """See AttentionPlan: for few requests of one row each. Keys of former steps are read before qkv is there."""
         rows, _, dim = qkv.shape
-        starts = self.batch.query_start_host
-        each_one = len(starts) == rows + 1 and all(stop - start == 1 for start, stop in pairwise(starts))
-        if not (0 < rows <= FEW_REQUESTS and each_one) or isinstance(k, RoundedKV) or isinstance(v, RoundedKV):
+        heads, kv_heads, starts = turn.heads, turn.kv_heads, self.batch.query_start_host
+        dim_pad, group_pad = (max(16, triton.next_power_of_2(size)) for size in (dim, heads // kv_heads))
+        if (
+            not 0 < rows <= FEW_REQUESTS
+            or len(starts) != rows + 1
+            or not self.batch.newest
+            or any(stop - start != 1 for start, stop in pairwise(starts))
+            or isinstance(k, RoundedKV)
+            or isinstance(v, RoundedKV)
+            or dim_pad * qkv.itemsize > MOST_HEAD_BYTES
+            or group_pad > MOST_GROUP
+        ):
             return None
-        heads, kv_heads = turn.heads, turn.kv_heads
+        tiling = row_tiling(dim_pad * qkv.itemsize)
         keys = min(max(self.batch.key_count_host), self.window or sys.maxsize)
-        splits = max(1, min(MOST_SPLITS, ROW_PROGRAMS // (rows * kv_heads), keys // ROW_KEYS))
+        splits = max(1, min(MOST_SPLITS, -(-tiling.programs // (rows * kv_heads)), keys // tiling.keys))
         out = torch.empty((rows, heads, dim), dtype=qkv.dtype, device=qkv.device)
         part, lse = out, out
         if splits > 1:
@@ -161,9 +189,9 @@ class TritonPlan:
             lse = torch.empty((splits, rows, heads), dtype=torch.float32, device=qkv.device)
         constants: dict[str, Any] = {
             "DIM": dim,
-            "DIM_PAD": max(16, triton.next_power_of_2(dim)),
+            "DIM_PAD": dim_pad,
             "WINDOW": self.window or 0,
-            "BLOCK_N": ROW_KEYS,
+            "BLOCK_N": tiling.keys,
             "SPLITS": splits,
             **launch_options(qkv.device),
         }
@@ -172,8 +200,8 @@ class TritonPlan:
             "KV": kv_heads,
             "PAGE": self.page_size,
             "NORM": turn.norm is not None,
-            "GROUP_PAD": max(16, triton.next_power_of_2(heads // kv_heads)),
-            "num_warps": 4,
+            "GROUP_PAD": group_pad,
+            "num_warps": tiling.warps,
         }
         visible, table = self.batch.visible, self.batch.page_table
         attend_row[(rows, kv_heads, splits)](
@@ -182,7 +210,9 @@ class TritonPlan:
             self.scale * LOG2_E, turn.eps, **constants, **rotating,
         )  # fmt: skip
         if splits > 1:
-            merging: dict[str, Any] = {"HEADS": heads, "SPLITS_PAD": triton.next_power_of_2(splits), "num_warps": 1}
+            splits_pad = triton.next_power_of_2(splits)
+            warps = max(1, splits_pad * dim_pad // 4096)  # with more numbers a warp runs out of registers
+            merging: dict[str, Any] = {"HEADS": heads, "SPLITS_PAD": splits_pad, "num_warps": warps}
             merge_row[(rows, heads)](part, lse, out, visible, rows, **constants, **merging)
         return out
 

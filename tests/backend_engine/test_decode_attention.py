@@ -91,6 +91,10 @@ def test_heads(backend: AttentionBackend, kv_heads: int, group: int, dim: int, n
     Step([75, 3], kv_heads=kv_heads, group=group, dim=dim, normed=normed).check(backend)
 
 
+def test_the_largest_heads(backend: AttentionBackend) -> None:
+    Step([75, 3], kv_heads=1, group=4, dim=256, normed=True, dtype=torch.float16).check(backend, tolerance=8e-3)
+
+
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float16, 5e-3), (torch.bfloat16, 4e-2)])
 def test_narrow_numbers(backend: AttentionBackend, dtype: torch.dtype, tolerance: float) -> None:
     if DEVICE == "cpu" and dtype == torch.bfloat16:
@@ -102,20 +106,26 @@ def test_splits_of_several_blocks(backend: AttentionBackend, monkeypatch: pytest
     """As long contexts have them: here of a card that few programs fill."""
     module = importlib.import_module("promptsluice.backend_engine.attention.paged")
     for programs in (4, 12):  # one split, and three
-        monkeypatch.setattr(module, "ROW_PROGRAMS", programs)
+        tiling = module.RowTiling(keys=64, warps=4, programs=programs)
+        monkeypatch.setattr(module, "row_tiling", lambda _bytes, tiling=tiling: tiling)
         Step([500, 321], kv_heads=2, group=2, dim=16).check(backend)
 
 
 def test_what_it_leaves_to_others(backend: AttentionBackend) -> None:
-    """Requests of more rows, many requests, rounded pools; without having touched anything."""
-    one = Step([9, 5], kv_heads=2, group=2, dim=16)
-    many = Step([3] * 9, kv_heads=2, group=2, dim=16)
+    """Without having touched anything: requests of more rows, many requests, rounded pools, rows that see more than
+    their own key and those before, heads and groups that leave no registers."""
+    one, wide = Step([9, 5], kv_heads=2, group=2, dim=16), Step([9, 5], kv_heads=1, group=1, dim=256)
+    many, grouped = Step([3] * 9, kv_heads=2, group=2, dim=16), Step([9], kv_heads=1, group=33, dim=16)
     rows = build_batch([RequestRows(ids=[0] * 2, indices=[0, 1], pages=[0])], page_size=PAGE, device=DEVICE)
+    ahead = RequestRows(ids=[0], indices=[3], pages=[0, 1], visible=[6], key_count=6)
     small = RoundedKV.of(rounded(torch.zeros(8, 2, 16, device=DEVICE), torch.int8), torch.int8, 2, 16)
     for step, batch, k, v in (
         (one, rows, one.k, one.v),
         (many, many.batch, many.k, many.v),
         (one, one.batch, small, small),
+        (one, build_batch([ahead, ahead], page_size=PAGE, device=DEVICE), one.k, one.v),
+        (wide, wide.batch, wide.k, wide.v),
+        (grouped, grouped.batch, grouped.k, grouped.v),
     ):
         before = step.k.clone()
         plan = backend.plan(batch, page_size=PAGE, scale=SCALE)

@@ -56,6 +56,15 @@ def test_parts(rows: int, inputs: int, outputs: int, count: int, dtype: torch.dt
     torch.testing.assert_close(got.double().sum(0), x.double() @ weight.double().T, rtol=1e-4, atol=1e-4)
 
 
+def test_more_rows_are_refused() -> None:
+    for rows in (0, 9):
+        x, weight, _ = drawn(rows, 1100, 16, torch.float16)
+        with pytest.raises(AssertionError):
+            few.whole(x, weight, None)
+        with pytest.raises(AssertionError):
+            few.parts(x, weight)
+
+
 def test_what_is_served() -> None:
     """By the inputs, the bytes, the dtypes and the strides of a matrix."""
     half = torch.float16

@@ -180,7 +180,7 @@ def test_int8_is_refused_where_it_cannot_run() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize(("outputs", "inputs"), [(3, 1024), (37, 1000), (5, 4864), (3, 9000)])
+@pytest.mark.parametrize(("outputs", "inputs"), [(3, 1024), (37, 1000), (5, 1100), (5, 4864)])
 @pytest.mark.parametrize("biased", [False, True])
 def test_one_row_by_the_kernel_is_the_product(outputs: int, inputs: int, biased: bool, dtype: torch.dtype) -> None:
     """Matrices that its blocks cover, and that they do not; as near as rounding the result lets it be."""
@@ -197,11 +197,21 @@ def test_one_row_by_the_kernel_is_the_product(outputs: int, inputs: int, biased:
 def test_one_row_with_a_matrix_of_many_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Which is read in a loop, and by how many outputs it has cut in one way or in another."""
     module = importlib.import_module("promptsluice.backend_engine.one_row_triton")
-    monkeypatch.setattr(module, "_ONE_TILE_BYTES", 0)
+    monkeypatch.setattr(module, "_LARGE_BYTES", 0)
     for outputs in (5, 6145):
         weight = matrix(outputs, 96, biased=False)[0].to(DEVICE).bfloat16()
         x = torch.randn(1, 96, device=DEVICE).bfloat16()
         assert torch.allclose(module.one_row(x, weight, None).double(), exact(x, weight, None), rtol=2**-7, atol=1e-4)
+
+
+def test_a_long_matrix_of_middling_size_is_left_to_the_blas_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = importlib.import_module("promptsluice.backend_engine.one_row_triton")
+    monkeypatch.setattr(module, "one_row", None)
+    weight, x = (torch.randn(size, 9000, device=DEVICE).half() for size in (3, 1))
+    assert torch.allclose(StreamedLinear(weight)(x), torch.nn.functional.linear(x, weight))
+    assert module.serves_one(torch.empty(2048, 9000, dtype=torch.float16, device="meta")), (
+        "a large one is read in a loop"
+    )
 
 
 def test_a_matrix_of_other_strides_is_left_to_the_blas_library() -> None:
