@@ -58,8 +58,13 @@ def terms(text: str) -> list[str]:
     return list(_terms(text))
 
 
+def _folded(text: str) -> str:
+    """With case, compatible and composed characters folded: every term of a text is a piece of this."""
+    return unicodedata.normalize("NFKC", text).casefold()
+
+
 def _terms(text: str) -> Iterator[str]:
-    for match in _WORD.finditer(unicodedata.normalize("NFKC", text).casefold()):
+    for match in _WORD.finditer(_folded(text)):
         word = match[0]
         if word.isascii():
             yield _stem(word)
@@ -91,7 +96,7 @@ def shared_with(question: str) -> Callable[[str], frozenset[str]]:
     asked = frozenset(_terms(question)) - _NOTHING
 
     def shared(text: str) -> frozenset[str]:
-        folded = text.casefold()
+        folded = _folded(text)
         # A term is a piece of a word, so that most texts need not be cut into words.
         return asked.intersection(_terms(text)) if any(term in folded for term in asked) else frozenset()
 
@@ -134,13 +139,13 @@ class Words:
         Rare ones count more; one that no text has counts as one that comes once. Of a long question a dozen such words
         count as all: what is asked stands in a few of them.
         """
-        asked = sorted(set(_terms(question)) - _NOTHING)
+        asked = {term: self.idf(term, least=1) for term in set(_terms(question)) - _NOTHING}
         if not asked or not self._bags:
             return np.zeros(len(self._bags), dtype=np.float32)
-        weights = np.array([self.idf(term, least=1) for term in asked], dtype=np.float32)
-        found = np.array([[term in bag for term in asked] for bag in self._bags], dtype=np.float32)
-        everything = min(float(weights.sum()), _ASKED * self.idf("", least=1))
-        return np.minimum(found @ weights / everything, 1.0)
+        everything = min(math.fsum(asked.values()), _ASKED * self.idf("", least=1))
+        # Most texts have few of a long question's words. `fsum`: sets have another order in every process.
+        found = (math.fsum(asked[term] for term in asked.keys() & bag.keys()) for bag in self._bags)
+        return np.minimum(np.fromiter(found, np.float32, len(self._bags)) / np.float32(everything), np.float32(1.0))
 
     def bm25(self, question: str, *, stop_words: bool = True) -> Floats:
         """The score of each text, [texts]; 0 where no word is shared, none but stop words if these do not count."""

@@ -4,6 +4,8 @@ import math
 import os
 import subprocess
 import sys
+import tracemalloc
+import unicodedata
 from collections import Counter
 from collections.abc import Callable
 
@@ -51,6 +53,17 @@ def test_what_texts_tell_of_a_question() -> None:
     assert words.told("cat").tolist() == [1.0, 0.0, 0.0]
     assert words.told("cat " + " ".join(f"w{n}" for n in range(100)))[0] == pytest.approx(1 / 12)
     assert not words.told("Who is it?").any() and Words([]).told("cat").shape == (0,)
+
+
+def test_what_texts_tell_of_a_long_question_takes_no_table_of_both() -> None:
+    asked = " ".join(f"w{n}" for n in range(500))
+    words = Words(f"w{n} and other things" for n in range(2000))
+    tracemalloc.start()
+    told = words.told(asked)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert told[:500] == pytest.approx([1 / 12] * 500) and not told[500:].any()
+    assert peak < 1 << 20
 
 
 texts = st.lists(st.text(st.sampled_from("ab c退款é1 "), max_size=30), min_size=1, max_size=8)
@@ -103,6 +116,18 @@ def test_a_question_in_other_words_is_not_known() -> None:
 def test_stop_words_of_other_scripts_answer_nothing(question: str, text: str) -> None:
     assert Words([text]).bm25(question, stop_words=False).tolist() == [0.0]
     assert shared_with(question)(text) == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("question", "text"),
+    [
+        ("Où est le café fermé?", unicodedata.normalize("NFD", "Le café était fermé.")),
+        (unicodedata.normalize("NFD", "Überlastung"), "Grund war eine Überlastung."),
+        ("API key", "ＡＰＩ　ｋｅｙ"),
+    ],
+)
+def test_words_are_shared_in_every_form_of_their_characters(question: str, text: str) -> None:
+    assert shared_with(question)(text) == frozenset(terms(question)) & frozenset(terms(text)) - {"le"} != frozenset()
 
 
 def test_words_of_other_scripts_answer() -> None:
