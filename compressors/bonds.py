@@ -23,7 +23,7 @@ class Bonds:
             (i, _word(atoms, i - 1, -1), _word(atoms, i + 1, 1))
             for span in joining(text)
             for i in range(*self._within(span))
-            if self.group(i) is None
+            if atoms[i].span == span and self.group(i) is None  # the whole word: O'Brien and e-mail join nothing
         ]
         self.joints = frozenset(i for i, _, _ in self._joints)
 

@@ -46,7 +46,7 @@ def governing(text: str) -> Iterator[Span]:
 
 
 def joining(text: str) -> Iterator[Span]:
-    """Conjunctions, which must stay between what they join."""
+    """Conjunctions, which must stay between what they join; also where they are but a part of a word (O'Brien)."""
     return (match.span() for match in _JOINS.finditer(text))
 
 

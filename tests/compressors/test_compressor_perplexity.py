@@ -6,6 +6,7 @@ import math
 import os
 import subprocess
 import sys
+import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -246,6 +247,26 @@ def test_and_stays_between_kept_words() -> None:
         keep = [name not in dropped.split() and i not in bonds.joints for i, name in enumerate(names)]
         bonds.join(keep)
         assert [names[i] for i in sorted(bonds.joints) if keep[i]] == joined
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "The contract was signed by O'Brien.",
+        "Send the e-mail at five o'clock.",
+        "The Y-axis of a y-shaped plot.",
+        unicodedata.normalize("NFD", "Le contrat fut signé par Émile à l’école."),
+        "\u200b".join("you are here, my e"),
+    ],
+)
+def test_part_of_a_word_joins_nothing(text: str) -> None:
+    assert not Bonds(text, atoms_of(text, protected=())).joints
+
+
+def test_names_with_a_conjunction_in_them_stay(context: Make, prompt_of: PromptOf, tool_texts: TextsOf) -> None:
+    text = "The river runs to the sea. " * 12 + "The contract was signed by O'Brien. " + "The sea is wide. " * 12
+    result = create("perplexity", {"target_rate": 0.7}).compress(prompt_of(text), context=context())
+    assert "O'Brien" in tool_texts(result.prompt)[0]
 
 
 def test_grep_output_and_json_pass_unchanged(context: Make, prompt_of: PromptOf) -> None:
