@@ -22,6 +22,8 @@ from .result import LATE_NOTE, Rewrite, Span
 
 # After the best that fit, so many of the next are tried in the room that is left.
 _FILLERS = 16
+# While less than this share of what is asked stays, the search goes on behind what was too large, so often in all.
+_NEAR, _SEARCHES = 0.97, 8
 # What a negation or a modal is worth beyond the surprise of what it governs, in nats.
 _GOVERNS = 6.0
 # What any word is worth, in nats, as far as its place counts for more than others: what answers is read whole.
@@ -231,22 +233,41 @@ class Pruning:
         fixed = sum(
             self._length(n, i) for n, one in enumerate(self._candidates) for i, must in enumerate(one.forced) if must
         )
-        room = target * chars / self.tokens - fixed if self.tokens else 0.0
-        fit = most_that_fit(
-            len(order),
-            size_of=lambda k: self._size(order[:k]),
-            target=target,
-            guess=sum(1 for spent in itertools.accumulate(lengths) if spent <= room),
-            expired=context.expired,
-        )
-        chosen = filled(
-            list(range(fit)),
-            range(fit + 1, min(len(order), fit + 1 + _FILLERS)),
-            size_of=lambda chosen: self._size([order[k] for k in chosen]),
-            target=target,
-            expired=context.expired,
-        )
+        per_char = self.tokens / chars if chars else 0.0
+        room = target / per_char - fixed if per_char else 0.0
+        chosen: list[int] = []
+        at = held = 0  # where the search goes on, and what was there before it, in tokens
+        for _ in range(_SEARCHES):
+            fit = most_that_fit(
+                len(order) - at,
+                size_of=lambda k: self._of(chosen, range(at, at + k)) - held,  # noqa: B023 - called before they change
+                target=target - held,
+                guess=sum(1 for spent in itertools.accumulate(lengths[at:]) if spent <= room),
+                expired=context.expired,
+            )
+            if held and context.expired():  # what the search last guessed may be too much
+                break
+            chosen += range(at, at + fit)
+            at = min(len(order), at + fit + 1)  # this one was too large
+            chosen = filled(
+                chosen,
+                range(at, min(len(order), at + _FILLERS)),
+                size_of=self._of,
+                target=target,
+                expired=context.expired,
+            )
+            at = min(len(order), at + _FILLERS)
+            if at == len(order) or context.expired():
+                break
+            held = self._of(chosen)
+            if held >= _NEAR * target or held + 1 > target:
+                break
+            room = (target - held) / per_char
         return [self._spans(n, keep) for n, keep in enumerate(self._masks([order[k] for k in chosen]))]
+
+    def _of(self, chosen: Sequence[int], more: Sequence[int] = ()) -> int:
+        """Tokens with these of the order."""
+        return self._size([self._order[k] for k in (*chosen, *more)])
 
     def _length(self, n: int, i: int) -> int:
         one = self._candidates[n]

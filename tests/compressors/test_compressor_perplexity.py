@@ -587,6 +587,40 @@ def test_tokens_floor_and_ceiling(
     assert bounds[0] <= reached <= bounds[1]
 
 
+@pytest.mark.parametrize("words", [1, 3, 40])
+def test_words_too_large_for_the_room_do_not_end_the_search(words: int, context: Make, prompt_of: PromptOf) -> None:
+    names = PLAIN.split()
+    prose = [f"{' '.join(names[(7 * n + k) % len(names)] for k in range(9)).capitalize()}." for n in range(30)]
+    large = [f"N{'o' * (1500 + n)}!" for n in range(words)]
+    text = "\n\n".join([" ".join(prose[:5]), *large, " ".join(prose[5:])])
+    result = create("perplexity", {"target_tokens": 160}).compress(prompt_of(text), context=context())
+    assert 155 <= result.tokens_after <= 160
+
+
+def test_time_that_ends_in_a_later_search_leaves_no_more_than_was_asked(context: Make, prompt_of: PromptOf) -> None:
+    sentences = " ".join(f"{word.capitalize()} of things and places." for word in PLAIN.split() * 4)
+    prompt = prompt_of(f"N{'o' * 1500}!\n\n{sentences}")
+    chosen: list[int] = []  # sizes counted before the time was over
+    done: list[int] = []
+
+    for limit in itertools.count(1):
+        chosen.clear()
+
+        def count(text: str) -> int:
+            chosen.append(context().count(text))
+            return chosen[-1]
+
+        def clock(limit: int = limit) -> float:
+            return 10.0 if len(chosen) >= limit else 0.0
+
+        late = context(count=count, clock=clock, deadline=5.0)
+        result = create("perplexity", {"target_tokens": 160}).compress(prompt, context=late)
+        done.append(result.changes[-1].tokens_after)
+        if len(chosen) < limit:
+            break
+    assert max(done[1:]) <= 160 and done[-1] >= 155
+
+
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(size=st.integers(60, 200), rate=st.floats(0.25, 0.9), start=st.integers(0, 400))
 def test_rate_is_met_from_sixty_tokens_on(
