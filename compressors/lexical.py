@@ -6,6 +6,7 @@ al. 2009, "Feature Hashing for Large Scale Multitask Learning".
 
 import itertools
 import math
+import operator
 import re
 import unicodedata
 import zlib
@@ -18,7 +19,31 @@ from .mmr import Floats
 
 _K1, _B = 1.2, 0.75
 _DIM = 256
-_WORD = re.compile(r"[^\W_]+(?:['’][^\W_]+)?")
+
+
+def _ranges(points: Iterable[int]) -> str:
+    """Ascending code points for a character class."""
+    runs: list[list[int]] = []
+    for point in points:
+        if runs and runs[-1][1] == point - 1:
+            runs[-1][1] = point
+        else:
+            runs.append([point, point])
+    return "".join(f"\\U{low:08x}-\\U{high:08x}" for low, high in runs)
+
+
+# Marks without which a word is the same one: vowels of Hebrew and Arabic, variants of a character's shape.
+_LEFT_OUT = (*range(0x0590, 0x0700), *range(0x08C0, 0x0900), *range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0))
+_DROPPED = re.compile(f"[{_ranges(point for point in _LEFT_OUT if unicodedata.category(chr(point)) == 'Mn')}]+")
+# What vowels are written with, and consonants without one, in the scripts of India, Thailand and others.
+# The blocks that have no such signs, most of all, take long to look through.
+_SIGN_BLOCKS = (*range(0x0300, 0x1E00), *range(0xA660, 0xAC00), *range(0x10A00, 0x12000), *range(0x1E000, 0x1EA00))
+_SIGNS = _ranges(point for point in _SIGN_BLOCKS if unicodedata.category(chr(point)) in ("Mn", "Mc"))
+_PART = rf"[^\W_]++(?:(?![\x00-\x7f])[{_SIGNS}]++[^\W_]*+)*+"
+_WORD = re.compile(f"{_PART}(?:'{_PART})?")
+_SIGNED_SCRIPT = re.compile("[\u0e00-\u17ff]")  # of those without spaces: Thai, Lao, Burmese, Khmer
+_SIGNED = re.compile(f".[{_SIGNS}]*+")
+_ELIDED = re.compile(r"(?:[cdjlmnst]|qu|un|(?:a|da|de|ne|su)ll)'")
 # Scripts without spaces between words: two characters in a row are a term.
 _UNSPACED = re.compile(
     "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]+"
@@ -40,7 +65,17 @@ _EMPTY = (
     " какое какие это этот эта эти он она оно они я ты вы мы его её их был была было были есть ли бы"
     " في من على إلى الى عن مع هل ما ماذا متى أين اين كيف لماذا كم هو هي هذا هذه ذلك تلك التي الذي أن إن كان كانت"
     " و أو لا لم قد"
+    # Too short for what was elided to be cut off.
+    " j'ai l'a l'on m'a n'a t'a d'un qu'en qu'il qu'on qu'un s'il c'è com'è cos'è dov'è"
+    " i'm cannot"
 )
+_CONTRACTED = {
+    "n't": "ai are ca could did do does had has have is might must need sha should was were wo would",
+    "'re": "how that there these they those we what when where who why you",
+    "'ve": "could i might must should that they we what who would you",
+    "'ll": "he how i it she that there they this we what who you",
+    "'d": "he how i it she that there they we what where who why you",
+}
 # The same in pairs of characters, and in single ones beside another script.
 _EMPTY_PAIRS = (
     "です ます まし した すか たか して する ある いる から まで こと もの この その なに どこ いつ だれ どの どう なぜ"
@@ -54,18 +89,25 @@ _STEM = 3  # letters that stay at least
 
 
 def terms(text: str) -> list[str]:
-    """The words of a text, case and common English endings folded; pairs of characters where no spaces are written."""
+    """The words of a text; pairs of characters, with their vowel signs, where no spaces are written.
+
+    Case is folded; common English endings, elided articles and vowel marks of Arabic and Hebrew are left out.
+    """
     return list(_terms(text))
 
 
 def _folded(text: str) -> str:
     """With case, compatible and composed characters folded: every term of a text is a piece of this."""
-    return unicodedata.normalize("NFKC", text).casefold()
+    if text.isascii():
+        return text.casefold()
+    return _DROPPED.sub("", unicodedata.normalize("NFKC", text).casefold()).replace("’", "'").replace("ʼ", "'")
 
 
 def _terms(text: str) -> Iterator[str]:
     for match in _WORD.finditer(_folded(text)):
         word = match[0]
+        if "'" in word:
+            word = _bare(word)
         if word.isascii():
             yield _stem(word)
             continue
@@ -74,21 +116,33 @@ def _terms(text: str) -> Iterator[str]:
             if run.start() > at:
                 yield word[at : run.start()]
             chars = run.group()
-            yield from (chars[i : i + 2] for i in range(max(1, len(chars) - 1)))
+            letters = _SIGNED.findall(chars) if _SIGNED_SCRIPT.search(chars) else chars
+            yield from map(operator.add, letters, letters[1:]) if len(letters) > 1 else letters
             at = run.end()
         if at < len(word):
             yield word[at:]
 
 
-def _stem(word: str) -> str:
+def _bare(word: str) -> str:
+    """Without a genitive's ending, or an article and the like before a vowel (French, Italian)."""
     word = word.removesuffix("'s")
+    elided = _ELIDED.match(word)
+    return word[elided.end() :] if elided and len(word) - elided.end() >= _STEM else word
+
+
+def _stem(word: str) -> str:
     for ending in _ENDINGS:
         if len(word) - len(ending) >= _STEM and word.endswith(ending):
             return word[: -len(ending)]
     return word
 
 
-_NOTHING = frozenset(_stem(word) if word.isascii() else word for word in (*_EMPTY.split(), *_EMPTY_PAIRS.split()))
+_NOTHING = frozenset(
+    itertools.chain(
+        *map(_terms, (_EMPTY, _EMPTY_PAIRS)),
+        *(_terms(word + ending) for ending, words in _CONTRACTED.items() for word in words.split()),
+    )
+)
 
 
 def shared_with(question: str) -> Callable[[str], frozenset[str]]:

@@ -35,6 +35,14 @@ TextsOf = Callable[[Prompt], list[str]]
         ("カフェA1で", ["カフ", "フェ", "a1", "で"]),
         ("Größe größen", ["grösse", "grössen"]),
         ("snake_case-7", ["snak", "cas", "7"]),
+        ("the mayor’s house, Zoë's", ["the", "mayor", "hous", "zoë"]),
+        ("isn’t it ʼtis п’ять", ["isn't", "it", "tis", "п'ять"]),
+        ("L’incendie, l'eau d’Évian, dell’acqua", ["incendi", "eau", "évian", "acqua"]),
+        ("qu’elle s'il l’or c't", ["ell", "s'il", "l'or", "c't"]),
+        ("हिन्दी পুলের தமிழ் සිංහල", ["हिन्दी", "পুলের", "தமிழ்", "සිංහල"]),
+        ("كِتَابٌ שָׁלוֹם", ["كتاب", "שלום"]),
+        ("สะพานนี้ မြန်မာ", ["สะ", "ะพ", "พา", "าน", "นนี้", "မြန်", "န်မာ"]),
+        ("1\ufe0f\u20e3 葛\U000e0100城", ["1", "葛城"]),
         ("", []),
         ("🙂 — !", []),
     ],
@@ -111,6 +119,8 @@ def test_a_question_in_other_words_is_not_known() -> None:
         ("أين في من", "كان الطقس جميلا في المدينة من أمس"),
         ("где был в", "он был в городе"),
         ("Wer ist das?", "Das ist ein Haus"),
+        ("Why doesn't it, and I'm sure they've won’t?", "It doesn’t, I'm sorry, they've, won't."),
+        ("Qu’est-ce que c'est, s'il est là, j’ai", "C’est, qu'est, s’il, j'ai"),
     ],
 )
 def test_stop_words_of_other_scripts_answer_nothing(question: str, text: str) -> None:
@@ -135,6 +145,14 @@ def test_words_of_other_scripts_answer() -> None:
     assert Words(["猫在睡觉", "船票很贵"]).bm25("船票多少钱", stop_words=False).argmax() == 1
     assert Words(["القط نائم", "القارب في الميناء"]).bm25("أين القارب", stop_words=False).argmax() == 1
     assert shared_with("Who sold Anna's boats?")("Anna sold the boat.") == {"anna", "boat", "sold"}
+
+
+def test_words_that_an_apostrophe_or_a_sign_for_a_vowel_stands_in_answer() -> None:
+    assert shared_with("What happened to the mayor?")("The mayor’s house burnt.") == {"mayor"}
+    assert shared_with("Où commença cet incendie?")("L’incendie dura un jour.") == {"incendi"}
+    assert shared_with("मुंबई का पुल")("कुत्ता भौंकता है।") == frozenset(), "no word, though vowels and consonants"
+    assert shared_with("कौन सा पुल?")("वह पुल।") == {"पुल"}
+    assert shared_with("كتاب")("هذا كِتَابٌ") == {"كتاب"} == shared_with("كِتَاب")("كتاب")
 
 
 def test_vectors_are_the_same_under_every_hash_seed() -> None:
