@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from promptsluice.compressors import CompressionContext, create
 from promptsluice.compressors.lexical import Words, shared_with, terms
 from promptsluice.compressors.mmr import normalized
+from promptsluice.compressors.nearness import nearness
 from promptsluice.prompt import Prompt
 
 Make = Callable[..., CompressionContext]
@@ -72,6 +73,20 @@ def test_what_texts_tell_of_a_long_question_takes_no_table_of_both() -> None:
     tracemalloc.stop()
     assert told[:500] == pytest.approx([1 / 12] * 500) and not told[500:].any()
     assert peak < 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("asked", "once", "twice"), [(4, 1.0, 1.0), (6, 1.0, 0.003), (7, 0.458, 0.001), (8, 0.054, 0.0), (10, 0.0015, 0.0)]
+)
+def test_one_shared_word_makes_a_sentence_near_by_how_many_are_asked(asked: int, once: float, twice: float) -> None:
+    question = "castle " + " ".join(f"w{n}" for n in range(asked - 1))
+
+    def nearest(text: str) -> float:
+        (one,) = nearness([text], question, whole=[()], expired=lambda: False)
+        return float(one.scores.max())
+
+    assert nearest("A castle stands. Cats sleep. Dogs bark. Children play.") == pytest.approx(once, abs=1e-3)
+    assert nearest("A castle stands. Castle cats sleep. Dogs bark. Children play.") == pytest.approx(twice, abs=1e-3)
 
 
 texts = st.lists(st.text(st.sampled_from("ab c退款é1 "), max_size=30), min_size=1, max_size=8)
