@@ -31,6 +31,9 @@ _HEADING = 200  # characters of a heading count for what stands under it
 _OF_DOCUMENT = 0.3  # of its best unit's score goes to each unit of a segment
 # After the prefix that fits, so many of the next best are tried in the room that is left.
 _FILLERS = 12
+# While less than this share of the target is met, what did not fit is left out and the rest ordered anew: so often at
+# most. Nearer than that, whole sentences rarely come.
+_NEAR, _SEARCHES = 0.9, 8
 # Over the budget goes one sentence at most: of so many characters, or of this share of the budget where that is more.
 _ASIDE_CHARS, _ASIDE = 300, 0.1
 
@@ -276,24 +279,56 @@ class _Selection:
             at, size = at + len(texts), _BATCH
 
     def _chosen(self, judged: _Judged, forced: list[bool]) -> list[bool]:
-        vectors, relevance, seen = judged.vectors, judged.relevance.astype(np.float32), judged.seen
+        """The forced units and the best that fit the target beside them. While that is much less than the target, what
+        did not fit is left out and the next best are ordered anew.
+        """
         target = self._options.target(self._total)
-        spent = 1.3 * target - sum(self._estimate(i) for i, must in enumerate(forced) if must)
+        chosen: list[int] = []
+        keep, held = forced.copy(), 0
+        spent = sum(self._estimate(i) for i, must in enumerate(forced) if must)
+        free = [
+            i for i in range(judged.seen) if not forced[i] and i not in self._heads
+        ]  # they come with what is chosen
+        for _ in range(_SEARCHES):
+            order = self._best_first(judged, free, keep, room=1.3 * target - spent)
+            fitted, tried = self._fitted(forced, chosen, order, target=target, held=held)
+            if held and self._context.expired():  # what the search last guessed may be too much
+                break
+            chosen = fitted
+            keep = self._kept(forced, chosen)
+            if self._context.expired():
+                break
+            held = spent = self._size(keep)
+            room = target - held
+            if held >= _NEAR * target or room < 1:
+                break
+            free = [i for i in free if not keep[i] and i != tried and self._fits(i, room)]
+            if not free:
+                break
+        return self._kept(forced, chosen)
+
+    def _best_first(self, judged: _Judged, free: Sequence[int], keep: Sequence[bool], *, room: float) -> list[int]:
+        """`free`, the best beside what is kept first, as far as the room goes by estimates."""
 
         def enough(i: int) -> bool:
-            nonlocal spent
-            spent -= self._estimate(i)
-            return spent < 0 or self._context.expired()
+            nonlocal room
+            room -= self._estimate(i)
+            return room < 0 or self._context.expired()
 
-        rows = [i for i in range(seen) if forced[i] or i not in self._heads]  # heads come with what is chosen
+        rows = sorted({*free, *(i for i in range(judged.seen) if keep[i])})
         order = mmr_order(
-            vectors[rows],
-            relevance[rows],
-            taken=[k for k, i in enumerate(rows) if forced[i]],
+            judged.vectors[rows],
+            judged.relevance.astype(np.float32)[rows],
+            taken=[k for k, i in enumerate(rows) if keep[i]],
             redundancy=self._options.redundancy,
             enough=lambda k: enough(rows[k]),
         )
-        return self._fitted(forced, [rows[k] for k in order], target)
+        return [rows[k] for k in order]
+
+    def _fits(self, i: int, room: float) -> bool:
+        """Whether a unit by itself has no more tokens than that; one is at least a byte."""
+        text = self._text(i)
+        return len(text.encode("utf-8", "surrogatepass")) <= room or self._context.count(text) <= room
 
     def _over(self, i: int) -> Iterator[int]:
         """The headings that a unit stands under, nearest first."""
@@ -315,32 +350,38 @@ class _Selection:
                 forced[best] = True
         return forced
 
-    def _fitted(self, forced: list[bool], order: list[int], target: float) -> list[bool]:
-        """The forced units, the longest prefix of `order` that fits the target, and later ones that still fit."""
+    def _kept(self, forced: Sequence[bool], chosen: Sequence[int]) -> list[bool]:
+        keep = list(forced)
+        for i in chosen:
+            keep[i] = True
+        return self._with_headings(keep)
 
-        def kept(chosen: Sequence[int]) -> list[bool]:
-            keep = forced.copy()
-            for i in chosen:
-                keep[i] = True
-            return self._with_headings(keep)
+    def _fitted(
+        self, forced: list[bool], chosen: list[int], order: list[int], *, target: float, held: int
+    ) -> tuple[list[int], int | None]:
+        """`chosen`, the longest prefix of `order` that fits the target beside these and the forced units, and later
+        ones that still fit; and the first that did not. `held` tokens there are without `order`.
+        """
 
-        room = target - sum(self._estimate(i) for i, must in enumerate(forced) if must)
-        guess = sum(1 for spent in itertools.accumulate(map(self._estimate, order)) if spent <= room)
+        def size(more: Sequence[int]) -> int:
+            return self._size(self._kept(forced, [*chosen, *more]))
+
+        room = target - (held or sum(self._estimate(i) for i, must in enumerate(forced) if must))
         fit = most_that_fit(
             len(order),
-            size_of=lambda k: self._size(kept(order[:k])),
-            target=target,
-            guess=guess,
+            size_of=lambda k: size(order[:k]) - held,
+            target=target - held,
+            guess=sum(1 for spent in itertools.accumulate(map(self._estimate, order)) if spent <= room),
             expired=self._context.expired,
         )
-        chosen = order[:fit]
+        more = order[:fit]
         for i in order[fit + 1 : fit + 1 + _FILLERS]:
             if self._context.expired():
                 break
-            room = target - self._size(kept(chosen))
-            if self._estimate(i) <= room and self._size(kept([*chosen, i])) <= target:
-                chosen = [*chosen, i]
-        return kept(chosen)
+            room = target - size(more)
+            if self._estimate(i) <= room and size([*more, i]) <= target:
+                more = [*more, i]
+        return [*chosen, *more], order[fit] if fit < len(order) else None
 
     def _with_headings(self, keep: list[bool]) -> list[bool]:
         for i in range(len(keep) - 1, -1, -1):

@@ -1,5 +1,6 @@
 """Sentence selection: splitting in several languages, relevance, redundancy, rate, structure."""
 
+import itertools
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -397,3 +398,59 @@ def test_what_stays_with_other_words_of_the_question_is_not_enough(context: Make
         asked_of_documents(question, " ".join([*bill, "Cats sleep.", SOLD])), context=context(question=question)
     )
     assert documents_of(result.prompt) == [" ".join([*bill, SOLD])]
+
+
+PLACES = [
+    "river",
+    "stone",
+    "winter",
+    "market",
+    "letter",
+    "garden",
+    "window",
+    "harbour",
+    "candle",
+    "forest",
+    "kitchen",
+    "number",
+    "engine",
+    "planet",
+]
+PROSE = [f"{' '.join(PLACES[(n * 5 + k * k) % len(PLACES)] for k in range(9)).capitalize()}." for n in range(28)]
+
+
+@pytest.mark.parametrize("large", [1, 3, 30])
+def test_units_too_large_for_the_room_do_not_end_the_search(large: int, context: Make) -> None:
+    near = [f"The silver bridge {'stood there ' * 60}for {PLACES[n % len(PLACES)]}." for n in range(large)]
+    text, question = " ".join(["It has 42 arches.", *PROSE[:8], *near, *PROSE[8:]]), "What about the silver bridge?"
+    result = create("extractive", {"target_tokens": 110, "min_tokens": 1}).compress(
+        asked_of_documents(question, text), context=context(question=question)
+    )
+    (short,) = documents_of(result.prompt)
+    assert "It has 42 arches." in short
+    assert 99 <= context().count(short) <= 110
+    assert not result.note
+
+
+def test_time_that_ends_in_a_later_search_leaves_no_more_than_was_asked(context: Make) -> None:
+    near = f"The silver bridge {'stood there ' * 60}for long."
+    prompt = asked_of_documents("What about the silver bridge?", " ".join(["It has 42 arches.", near, *PROSE]))
+    sizes: list[int] = []
+    done: list[int] = []
+    for limit in itertools.count(1):
+        sizes.clear()
+
+        def count(text: str) -> int:
+            sizes.append(context().count(text))
+            return sizes[-1]
+
+        def clock(limit: int = limit) -> float:
+            return 10.0 if len(sizes) >= limit else 0.0
+
+        late = context(count=count, clock=clock, deadline=5.0)
+        result = create("extractive", {"target_tokens": 110, "relevance": "words"}).compress(prompt, context=late)
+        done += [context().count(text) for text in documents_of(result.prompt)]
+        if len(sizes) < limit:
+            break
+    assert done[-1] >= 99
+    assert max(size for size in done if size != done[0]) <= 110, done
