@@ -9,7 +9,8 @@ of one article, in English, in Chinese, and asked in Chinese of English text. QM
 names and numbers of these that stand in the meeting are asked for, each by itself. Printed for each set, way and rate:
 the rate reached (mean), the share of answers that stay, as no part of a longer word, with the 95 % interval of a
 bootstrap over questions, beside it the share of those without digits, since ours leave numbers and dates alone whatever
-is asked, and CPU-ms for 1,000 tokens (median). `at ours` is headroom, asked for the rate that the way named before it
+is asked, and CPU-ms for 1,000 tokens (median). A question that a way failed at is left out of all ways at that rate,
+and counted as `failed` where it failed. `at ours` is headroom, asked for the rate that the way named before it
 has reached, text by text, as ours leave more where much is protected; `more` is what ours has more than that, question
 by question. With `--rows` a run may be stopped and begun again.
 """
@@ -18,7 +19,7 @@ import argparse
 import json
 import random
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,6 +53,19 @@ class Left:
     rate: float
     ms: float
     stays: dict[str, bool]
+
+
+class Told:
+    """By asked rate and way: what was left of the questions that no way failed at, and at how many each failed."""
+
+    def __init__(self) -> None:
+        self.left: dict[tuple[float, str], list[Left]] = defaultdict(list)
+        self.failed: Counter[tuple[float, str]] = Counter()
+
+    def add(self, other: "Told") -> None:
+        for key, rows in other.left.items():
+            self.left[key] += rows
+        self.failed += other.failed
 
 
 def unshared(text: str, question: str, gold: str) -> bool:
@@ -94,36 +108,39 @@ def main() -> None:
     console = Console(width=150)
     with opened(options) as (machinery, subjects):
         console.print(f"{heading(options)}, documents of up to {options.chars} characters")
-        whole: dict[tuple[float, str], list[Left]] = defaultdict(list)
+        whole = Told()
         for name in options.sets:
             found = asked(options.data, name, count=options.questions, chars=options.chars)
             try:
-                left = _measured(found, machinery, subjects, options.rates)
+                told = _measured(found, machinery, subjects, options.rates)
             except KeyboardInterrupt:
                 console.print(f"stopped in {name}")
                 break
-            _print(console, name, left)
-            for key, rows in left.items():
-                whole[key] += rows
+            _print(console, name, told)
+            whole.add(told)
         if len(options.sets) > 1:
             _print(console, "all sets", whole)
 
 
 def _measured(
     found: Sequence[Asked], machinery: Machinery, subjects: Sequence[Subject], rates: Sequence[float]
-) -> dict[tuple[float, str], list[Left]]:
-    """By asked rate and way."""
-    left: dict[tuple[float, str], list[Left]] = defaultdict(list)
+) -> Told:
+    told = Told()
     peer = next((one for one in subjects if one.name == "headroom"), None)
     for one in track(found, description="questions", transient=True):
         for rate in rates:
+            made: dict[str, Outcome] = {}
             for subject in subjects:
-                seen = _left(one, subject.compress(one.text, question=one.question, rate=rate), machinery)
-                left[rate, subject.name].append(seen)
-                if peer is not None and subject is not peer:
-                    again = peer.compress(one.text, question=one.question, rate=round(seen.rate, 3))
-                    left[rate, _beside(subject.name)].append(_left(one, again, machinery))
-    return left
+                outcome = made[subject.name] = subject.compress(one.text, question=one.question, rate=rate)
+                if peer is not None and subject is not peer and not outcome.error:
+                    reached = _left(one, outcome, machinery).rate
+                    again = peer.compress(one.text, question=one.question, rate=round(reached, 3))
+                    made[_beside(subject.name)] = again
+            failed = [way for way, outcome in made.items() if outcome.error]
+            told.failed.update((rate, way) for way in failed)
+            for way, outcome in made.items():
+                told.left[rate, way] += [] if failed else [_left(one, outcome, machinery)]
+    return told
 
 
 def _left(one: Asked, made: Outcome, machinery: Machinery) -> Left:
@@ -132,21 +149,23 @@ def _left(one: Asked, made: Outcome, machinery: Machinery) -> Left:
     return Left(machinery.count(made.text) / tokens, 1e6 * made.cpu / tokens, stays)
 
 
-def _print(console: Console, name: str, left: dict[tuple[float, str], list[Left]]) -> None:
+def _print(console: Console, name: str, told: Told) -> None:
+    left = told.left
     number = max(map(len, left.values()), default=0)
     table = Table(title=f"{name}: {number} questions")
-    for column in ("asked", "way", "reached", "answers", "stay", "more", "without digits", "stay", "CPU-ms"):
+    for column in ("asked", "way", "reached", "answers", "stay", "more", "without digits", "stay", "CPU-ms", "failed"):
         table.add_column(column, justify="left" if column == "way" else "right")
     for (rate, way), found in left.items():
         words = [{gold: stays for gold, stays in one.stays.items() if not _digits(gold)} for one in found]
         table.add_row(
             f"{rate:.2f}",
             way,
-            f"{statistics.mean(one.rate for one in found):.3f}",
+            f"{statistics.mean(one.rate for one in found):.3f}" if found else "-",
             *_share([one.stays for one in found]),
             _more(found, left.get((rate, _beside(way)), ())),
             *_share(words),
-            f"{statistics.median(one.ms for one in found):.1f}",
+            f"{statistics.median(one.ms for one in found):.1f}" if found else "-",
+            str(told.failed[rate, way]),
         )
     console.print(table)
 

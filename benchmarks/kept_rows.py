@@ -12,13 +12,19 @@ from typing import Any
 
 
 class KeptRows:
-    """A JSONL file, a result a line, each under the words that say what it is of. Without a file nothing is kept."""
+    """A JSONL file, a result a line, each under the words that say what it is of. Without a file nothing is kept.
+    SystemExit where the file is damaged or of something else.
+    """
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
         self._found: dict[str, dict[str, Any]] = {}
-        for row in complete_rows(path):
-            self._found[row["key"]] = row["value"]
+        for number, row in enumerate(complete_rows(path), 1):
+            match row:
+                case {"key": str(key), "value": dict(value)}:
+                    self._found[key] = value
+                case _:
+                    raise not_ours(path, number)
 
     def get(self, *words: str) -> dict[str, Any] | None:
         return self._found.get(_key(words))
@@ -30,10 +36,30 @@ class KeptRows:
 
 
 def complete_rows(path: Path | None) -> list[Any]:
-    """What a JSONL file holds, a value a line, without the half line at the end that a killed run may have left."""
+    """What a JSONL file holds, a value a line, without the half line at the end that a killed run may have left.
+    SystemExit where it cannot be read.
+    """
     if path is None or not path.exists():
         return []
-    return [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1]]
+    try:
+        lines = path.read_bytes().split(b"\n")[:-1]
+    except OSError as error:
+        raise SystemExit(f"{path} cannot be read ({error.strerror}): name another file for --rows") from None
+    found: list[Any] = []
+    for number, line in enumerate(lines, 1):
+        try:
+            found.append(json.loads(line))
+        except ValueError:
+            raise SystemExit(
+                f"{path}, line {number} is damaged: delete it, and what it was of is made again, "
+                f"or name another file for --rows"
+            ) from None
+    return found
+
+
+def not_ours(path: Path | None, number: int) -> SystemExit:
+    """To be raised for a line that is of something else."""
+    return SystemExit(f"{path}, line {number} is no result of this benchmark: name another file for --rows")
 
 
 def append_rows(path: Path | None, rows: Iterable[Any]) -> None:

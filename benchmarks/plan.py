@@ -13,14 +13,16 @@ for, and told as idle work. Loading the models and the first use of each is not 
 
 `--rows` names a file to which each request is appended as it ends; requests that are there already are not asked
 again, so that a long run may be made in parts. Each part begins with empty caches; a run that rests while the file of
-`--hold` exists keeps them. A run that is interrupted, or whose `--seconds` are over, prints what it has. `to off` is
-the ratio of sums, with the 95 % interval of a bootstrap over requests, each of which keeps its ways together.
+`--hold` exists keeps them. A run that is interrupted, or whose `--seconds` are over, rests aside, prints what it has.
+`to off` is the ratio of sums, with the 95 % interval of a bootstrap over requests, each of which keeps its ways
+together.
 
 Not here: what the answers are worth (compress_quality.py, blend_quality.py).
 """
 
 import argparse
 import asyncio
+import dataclasses
 import functools
 import gc
 import os
@@ -28,14 +30,14 @@ import statistics
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, get_origin
 
 import numpy as np
-from kept_rows import append_rows, complete_rows
+from kept_rows import append_rows, complete_rows, not_ours
 from plan_requests import SHARES, Asked, mixed
 from rich.console import Console
 from rich.table import Table
@@ -62,6 +64,7 @@ _LOOK_S = 0.01
 _LOOK_HOLD_S = 1.0
 _ROUNDS = 2000
 _MARGIN = 1.02  # of `off`: more, in any class, is too much
+_FEWEST = 5  # requests of a class that a verdict is made of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,7 +190,9 @@ def one_copy_of_the_weights() -> Iterator[None]:
         engine_room.load_model = load
 
 
-async def measured(requests: Sequence[Asked], rows: list[Row], options: argparse.Namespace) -> None:
+async def measured(
+    requests: Sequence[Asked], rows: list[Row], options: argparse.Namespace, say: Callable[[str], object]
+) -> None:
     """Ask what `rows` does not have yet, and add it."""
     done = {row.request for row in rows}
     left = [number for number in taken([asked.kind for asked in requests], options.each) if number not in done]
@@ -197,14 +202,12 @@ async def measured(requests: Sequence[Asked], rows: list[Row], options: argparse
             gateways = [await stack.enter_async_context(opened(way, Path(root), options)) for way in options.ways]
             gc.collect()
             gc.freeze()
-            began = time.perf_counter()
+            worked = 0.0
             for number in left:
-                while True:
-                    if not _held(options.hold):
-                        break
-                    await asyncio.sleep(_LOOK_HOLD_S)
-                if options.seconds and time.perf_counter() - began > options.seconds:
+                if options.seconds and worked > options.seconds:
                     break
+                await _rest(options.hold, say)
+                began = time.perf_counter()
                 turn = number % len(gateways)
                 fresh = [
                     await gateway.ask(number, requests[number], tokens=options.tokens)
@@ -212,6 +215,19 @@ async def measured(requests: Sequence[Asked], rows: list[Row], options: argparse
                 ]
                 rows += fresh
                 append_rows(options.rows, map(asdict, fresh))
+                worked += time.perf_counter() - began
+
+
+async def _rest(hold: Path | None, say: Callable[[str], object]) -> None:
+    """While the file exists; says so once."""
+    said = False
+    while True:
+        if not _held(hold):
+            break
+        if not said:
+            say(f"rests while {hold} exists")
+        said = True
+        await asyncio.sleep(_LOOK_HOLD_S)
 
 
 def _held(hold: Path | None) -> bool:
@@ -236,10 +252,13 @@ def setting_of(options: argparse.Namespace) -> str:
 
 
 def _read(options: argparse.Namespace) -> list[Row]:
-    """What an earlier part has measured of the requests. SystemExit where it was under other ways or settings."""
+    """What an earlier part has measured of the requests. SystemExit where it was under other ways or settings, and
+    where the file is damaged or of something else.
+    """
     path, ways, setting = options.rows, set(options.ways), setting_of(options)
     # A request of which a part that was killed has some ways was asked again: the later rows count.
-    rows = list({(row.request, row.way): row for row in (Row(**one) for one in complete_rows(path))}.values())
+    found = (_row(value, path, number) for number, value in enumerate(complete_rows(path), 1))
+    rows = list({(row.request, row.way): row for row in found}.values())
     if others := {row.setting for row in rows if row.setting != setting}:
         raise SystemExit(
             f"{path} has rows of {'; '.join(sorted(others))}, not of {setting}: name another file for --rows"
@@ -253,6 +272,21 @@ def _read(options: argparse.Namespace) -> list[Row]:
     numbers = sorted(kinds)
     wanted = {numbers[at] for at in taken([kinds[number] for number in numbers], options.each)}
     return [row for row in rows if row.request in wanted]
+
+
+def _row(value: Any, path: Path, number: int) -> Row:
+    """A line of the file."""
+    try:
+        row = Row(**value)
+    except TypeError:
+        raise not_ours(path, number) from None
+    for field in dataclasses.fields(Row):
+        kind: Any = int | float if field.type is float else get_origin(field.type) or field.type
+        if not isinstance(getattr(row, field.name), kind):
+            raise not_ours(path, number)
+    if row.seconds <= 0:
+        raise not_ours(path, number)
+    return row
 
 
 def tables(rows: Sequence[Row], ways: Sequence[str]) -> list[Table]:
@@ -325,18 +359,25 @@ def ratio(rows: Sequence[Row], way: str, kind: str = "") -> Ratio:
 
 
 def verdict(rows: Sequence[Row], ways: Sequence[str]) -> str:
-    """For each planner: whether it is at most 2 % worse than `off` in each class, and which way is best over all. The
-    one that repairs stored KV is held against all ways but those that do not."""
+    """For each planner: whether it is at most 2 % worse than `off` in each class, and which way is best over all, or
+    that there are too few requests of a class. The one that repairs stored KV is held against all ways but those that
+    do not."""
     total = functools.partial(_total, rows)
+    counts = Counter(row.kind for row in rows if row.way == OFF)
+    few = [f"{kind} ({counts[kind]})" for kind in SHARES if 0 < counts[kind] < _FEWEST]
     said: list[str] = []
     for planner in (way for way in _PLANNERS if {OFF, way} <= set(ways)):
+        whole = f"{planner} takes {ratio(rows, planner)} of off over all"
+        if few:
+            said.append(f"{whole}; too few requests for a verdict, {_FEWEST} of a class at least: {', '.join(few)}")
+            continue
         ratios = {kind: ratio(rows, planner, kind) for kind in SHARES if total(OFF, kind)}
         rivals = [way for way in ways if planner == PLANNER or way not in (PLANNER, "reuse")]
         best, worst = min(rivals, key=total), max(ratios, key=lambda kind: ratios[kind])
         held = "at most" if ratios[worst].value <= _MARGIN else "MORE than"
         surely = all(one.high <= _MARGIN for one in ratios.values())
         said.append(
-            f"{planner} takes {ratio(rows, planner)} of off over all and is {held} 2 % worse in each class "
+            f"{whole} and is {held} 2 % worse in each class "
             f"(worst: {worst}, {ratios[worst]}; {'all' if surely else 'NOT all'} intervals are below {_MARGIN}); "
             f"best of {', '.join(rivals)}: {best} ({total(best) / total(OFF):.3f})"
         )
@@ -352,14 +393,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--requests", type=int, default=500)
-    parser.add_argument("--each", type=int, help="only the first so many of each class")
+    parser.add_argument("--each", type=_at_least_one, help="only the first so many of each class")
     parser.add_argument("--tokens", type=int, default=8, help="of each answer")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=[way for way in WAYS if way != "summarize"])
     parser.add_argument("--model", default="smollm2-135m-instruct")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--kv-memory", default="512MiB", help="of each engine")
     parser.add_argument("--rows", type=Path, help="append requests to this JSONL file, and go on where it ends")
-    parser.add_argument("--seconds", type=float, help="begin no request after so long")
+    parser.add_argument("--seconds", type=float, help="begin no request after so long, rests aside")
     parser.add_argument("--hold", type=Path, help="begin no request while this file exists; caches stay warm")
     parser.add_argument("--report", action="store_true", help="only print what --rows has")
     parser.add_argument("--size", type=float, default=1.0, help="of the prompts: 0.5 has half of the documents' text")
@@ -372,20 +413,32 @@ def main() -> None:
     run(options, Console(width=170))
 
 
+def _at_least_one(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: give a whole number from 1 on")
+    return int(text)
+
+
 def run(options: argparse.Namespace, console: Console) -> None:
     import torch
 
     torch.set_num_threads(options.threads)
     console.print(f"{machine()}; {setting_of(options)}")
     rows = _read(options)
+    wanted, whereof = options.requests, ""
+    if options.each is not None:
+        whereof = f", the first {options.each} of each class"
     if not options.report:
         requests = mixed(options.folder, count=options.requests, size=options.size)
+        if options.each is not None:
+            wanted = len(taken([asked.kind for asked in requests], options.each))
+            whereof += f" of {options.requests}"
         try:
-            asyncio.run(measured(requests, rows, options))
+            asyncio.run(measured(requests, rows, options, console.print))
         except KeyboardInterrupt:
             console.print("interrupted")
     done = len({row.request for row in rows})
-    console.print(f"{done} of {options.requests} requests under {len(options.ways)} ways")
+    console.print(f"{done} of {wanted} requests under {len(options.ways)} ways{whereof}")
     if done:
         for table in tables(rows, options.ways):
             console.print(table)

@@ -2,6 +2,7 @@
 
 import argparse
 import importlib.util
+import io
 import json
 import sys
 from pathlib import Path
@@ -43,10 +44,8 @@ def test_half_a_line_of_a_killed_run_is_written_over(
     assert [again.get(*words) for words in (("one", "ü"), ("two",), ("three",))] == [{"n": 1}, {"n": 2}, {"n": 3}]
 
 
-def test_a_request_that_was_asked_again_counts_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = script("plan", monkeypatch)
-    path = tmp_path / "rows.jsonl"
-    options = argparse.Namespace(
+def plan_options(path: Path) -> argparse.Namespace:
+    return argparse.Namespace(
         rows=path,
         ways=["off", "planner"],
         requests=9,
@@ -57,11 +56,54 @@ def test_a_request_that_was_asked_again_counts_once(tmp_path: Path, monkeypatch:
         tokens=2,
         size=1.0,
     )
+
+
+def plan_row(way: str, seconds: Any, setting: str) -> dict[str, Any]:
     counts = dict.fromkeys(("idle_s", "overhead_ms", "tokens_in", "tokens_out", "cached", "reused", "recomputed"), 0)
+    own = {"request": 0, "kind": "chat", "way": way, "seconds": seconds, "steps": {}}
+    return {**own, **counts, "setting": setting}
+
+
+@pytest.mark.parametrize("damaged", [b"", b'{"request": 1, "ki', b"\xff\xfe"])
+def test_a_damaged_line_is_named(damaged: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan, kept_rows = script("plan", monkeypatch), script("kept_rows", monkeypatch)
+    path = tmp_path / "rows.jsonl"
+    options = plan_options(path)
+    whole = json.dumps(plan_row("off", 1.0, plan.setting_of(options))).encode()
+    path.write_bytes(b"\n".join([whole, damaged, whole, b""]))
+    with pytest.raises(SystemExit, match=r"rows\.jsonl, line 2 is damaged: delete it"):
+        plan._read(options)
+    kept_rows.KeptRows(path.with_name("kept.jsonl")).put({"n": 1}, "one")
+    with path.with_name("kept.jsonl").open("ab") as file:
+        file.write(damaged + b"\n")
+    with pytest.raises(SystemExit, match=r"kept\.jsonl, line 2 is damaged: delete it"):
+        kept_rows.KeptRows(path.with_name("kept.jsonl"))
+
+
+def test_results_of_something_else_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan, kept_rows = script("plan", monkeypatch), script("kept_rows", monkeypatch)
+    path = tmp_path / "rows.jsonl"
+    options = plan_options(path)
+    setting = plan.setting_of(options)
+    rows = [{"key": "a", "of": "b", "value": {}}, 3, [], *(plan_row("off", bad, setting) for bad in ("1", 0.0, None))]
+    for row in rows:
+        path.write_text(json.dumps(row) + "\n")
+        with pytest.raises(SystemExit, match=r"rows\.jsonl, line 1 is no result of this benchmark: name another file"):
+            plan._read(options)
+        if row != rows[0]:
+            with pytest.raises(SystemExit, match="line 1 is no result"):
+                kept_rows.KeptRows(path)
+    with pytest.raises(SystemExit, match="cannot be read"):
+        kept_rows.KeptRows(tmp_path)
+
+
+def test_a_request_that_was_asked_again_counts_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = script("plan", monkeypatch)
+    path = tmp_path / "rows.jsonl"
+    options = plan_options(path)
 
     def line(way: str, seconds: float) -> str:
-        own = {"request": 0, "kind": "chat", "way": way, "seconds": seconds, "steps": {}}
-        return json.dumps({**own, **counts, "setting": plan.setting_of(options)})
+        return json.dumps(plan_row(way, seconds, plan.setting_of(options)))
 
     path.write_text(f"{line('off', 1.0)}\n{line('planner', 2.0)[:-9]}")
     assert plan._read(options) == [], "half a request counts for nothing"
@@ -124,3 +166,30 @@ def test_answers_share_no_word_with_their_question(tmp_path: Path, monkeypatch: 
         (folder / f"xquad.{language}.json").write_text(json.dumps(file), encoding="utf-8")
     (one,) = unshared.asked(tmp_path, "xquad zh of en", count=5, chars=500)
     assert one == unshared.Asked(text, "市长去了哪里", ("Bath",))
+
+
+def test_a_question_that_a_way_failed_at_is_left_out_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    unshared = script("compress_unshared", monkeypatch)
+
+    class Some:
+        def __init__(self, name: str, *, fails: str = "") -> None:
+            self.name, self._fails = name, fails
+
+        def compress(self, text: str, *, question: str, rate: float) -> Any:
+            failed = question == self._fails
+            return unshared.Outcome("" if failed else text, 0.0, 0.0, "no time" if failed else "")
+
+    found = [unshared.Asked("He left for Bath.", question, ("Bath",)) for question in ("one", "two", "three")]
+    subjects = [Some("ours", fails="one"), Some("headroom", fails="two")]
+    machinery = argparse.Namespace(count=len)
+    told = unshared._measured(found, machinery, subjects, [0.5])
+    assert {way: len(left) for (_, way), left in told.left.items()} == {"ours": 1, "headroom": 1, "ours: at ours": 1}
+    assert all(one.stays == {"Bath": True} for left in told.left.values() for one in left)
+    assert told.failed == {(0.5, "ours"): 1, (0.5, "headroom"): 1, (0.5, "ours: at ours"): 1}
+    whole = unshared.Told()
+    whole.add(told)
+    whole.add(unshared._measured(found[:1], machinery, subjects, [0.33]))
+    with io.StringIO() as file:
+        unshared._print(unshared.Console(file=file, width=150), "all sets", whole)
+        printed = file.getvalue()
+    assert "all sets: 1 questions" in printed and "failed" in printed and "0.33" in printed

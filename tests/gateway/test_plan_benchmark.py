@@ -1,11 +1,13 @@
 """benchmarks/plan.py in small: a tiny model, a few requests of each class, and what it prints of them."""
 
 import argparse
+import asyncio
 import importlib.util
 import json
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +112,12 @@ def test_every_way_answers_the_same_requests_and_all_is_told(
     with (tmp_path / "few").open("w") as file:
         benchmark.run(options, Console(file=file, width=200))
     assert "all: 4 requests" in (tmp_path / "few").read_text(), "one of each class"
+    assert "4 of 10 requests under 3 ways, the first 1 of each class\n" in (tmp_path / "few").read_text()
+    options.report = False
+    with (tmp_path / "taken").open("w") as file:
+        benchmark.run(options, Console(file=file, width=200))
+    assert "4 of 4 requests under 3 ways, the first 1 of each class of 10\n" in (tmp_path / "taken").read_text()
+    assert "too few requests for a verdict" in (tmp_path / "taken").read_text()
     options.tokens = 3
     with pytest.raises(SystemExit, match="answers of 2 tokens"):
         benchmark.run(options, Console(quiet=True))
@@ -161,6 +169,60 @@ def test_each_class_has_a_ratio_and_a_verdict_of_its_own(monkeypatch: pytest.Mon
     told = benchmark.verdict(rows, list(times))
     assert "MORE than 2 % worse" in told and "worst: chat, 1.100" in told and "lossless (0.500)" in told
     assert benchmark.verdict(rows, ["off", "lossless"]) == "no verdict without off and a planner"
+
+
+def test_few_requests_of_a_class_have_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    benchmark = loaded(monkeypatch)
+    times = {"off": [1.0] * 9, "planner": [0.9] * 9}
+    told = benchmark.verdict(rows_of(benchmark, times, kinds=["chat"] * 5 + ["rag"] * 4), list(times))
+    assert "planner takes 0.900 of off" in told and "too few" in told and "rag (4)" in told and "chat" not in told
+    assert "worse" not in told
+    assert "at most 2 %" in benchmark.verdict(rows_of(benchmark, times, kinds=["chat"] * 9), list(times))
+
+
+def test_time_that_a_run_rests_is_not_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    benchmark = loaded(monkeypatch)
+    (row,) = rows_of(benchmark, {"off": [1.0]}, kinds=["chat"])
+    hold, asked, said, now = tmp_path / "hold", [], [], 0.0
+
+    class Gateway:
+        async def ask(self, number: int, *_: Any, **__: Any) -> Any:
+            nonlocal now
+            asked.append(number)
+            now += 1.0
+            if number < 2:
+                hold.touch()
+            return row
+
+    @asynccontextmanager
+    async def opened(*_: Any) -> AsyncIterator[Gateway]:
+        yield Gateway()
+
+    async def later(_: float) -> None:
+        nonlocal now
+        now += 100.0
+        if now % 1000 > 300:
+            hold.unlink()
+            now += 1000.0 - now % 1000
+
+    monkeypatch.setattr(benchmark, "opened", opened)
+    monkeypatch.setattr(benchmark.asyncio, "sleep", later)
+    monkeypatch.setattr(benchmark.time, "perf_counter", lambda: now)
+    options = argparse.Namespace(ways=["off"], each=None, hold=hold, seconds=2.5, rows=None, tokens=1)
+    requests = [benchmark.Asked("chat", [])] * 9
+    asyncio.run(benchmark.measured(requests, [], options, said.append))
+    assert asked == [0, 1, 2] and said == [f"rests while {hold} exists"] * 2
+
+
+@pytest.mark.parametrize("each", ["0", "-1", "x"])
+def test_less_than_one_of_each_class_is_refused(
+    each: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    benchmark = loaded(monkeypatch)
+    monkeypatch.setattr(sys, "argv", ["plan.py", "nowhere", "--report", "--each", each])
+    with pytest.raises(SystemExit):
+        benchmark.main()
+    assert f"--each: '{each}': give a whole number from 1 on" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
