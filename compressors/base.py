@@ -181,8 +181,8 @@ class LossyOptions(Compressor):
 
     `target_rate` is the share of the backend's tokens to keep, `target_tokens` how many instead; met from below where
     protected text leaves the room. Whichever is asked, `floor_rate` and `floor_tokens` are the least to keep, and
-    `ceiling_tokens` the most; a floor goes before a ceiling. All are for what shares a budget: a text, or what a
-    compressor says. `protect` names the categories of text that survive verbatim.
+    `ceiling_tokens` the most; a floor above the ceiling goes before it. All are for what shares a budget: a text, or
+    what a compressor says. `protect` names the categories of text that survive verbatim.
     """
 
     lossless = False
@@ -207,7 +207,11 @@ class LossyOptions(Compressor):
         """How many of so many tokens to keep."""
         wanted = self.target_rate * tokens if self.target_tokens is None else self.target_tokens
         most = wanted if self.ceiling_tokens is None else min(wanted, self.ceiling_tokens)
-        return min(float(tokens), max(most, self.floor_rate * tokens, self.floor_tokens))
+        return max(min(float(tokens), most), self.floor(tokens))
+
+    def floor(self, tokens: int) -> float:
+        """How many of so many tokens are the least to keep."""
+        return min(float(tokens), max(self.floor_rate * tokens, self.floor_tokens))
 
 
 def failure_note(name: str, error: Exception) -> str:

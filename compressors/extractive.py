@@ -2,6 +2,7 @@
 
 import itertools
 import logging
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -125,7 +126,7 @@ class _Selection:
         self._per_char = self._total / chars if chars else 0.0
 
     def rewrites(self) -> Iterator[tuple[Task, Rewrite]]:
-        seen = len(self._units)
+        seen, judged = len(self._units), None
         keep = least = self._with_headings(self._must.copy())
         if not self._settled(least):
             judged = self._judged()
@@ -138,6 +139,8 @@ class _Selection:
             note = self._missed(keep)
             if keep == least and any(self._must):
                 keep, note = self._with_nearest(keep, note)
+            if judged is not None:
+                keep, note = self._with_floor(judged, keep, note)
         for n, task in enumerate(self._tasks):
             yield task, Rewrite.of_kept(self._rebuilders[n].spans(keep[slice(*self._ranges[n])]), note=note)
 
@@ -181,6 +184,28 @@ class _Selection:
         if fresh > target and not note:
             note = missed_note(size, wanted=target, tokens=self._total)
         return wider, f"{note}, {fresh - size} more with the sentence nearest to the question" if note else note
+
+    def _with_floor(self, judged: _Judged, keep: list[bool], note: str) -> tuple[list[bool], str]:
+        """With the next best units while fewer tokens stay than the floor says, within a ceiling that is above it."""
+        floor, ceiling = self._options.floor(self._total), self._options.ceiling_tokens
+        most = float(self._total if ceiling is None or ceiling < floor else ceiling)
+        size = self._size(keep)
+        free = [i for i, stays in enumerate(keep) if not stays and i not in self._heads] if size < floor else []
+        if not free:
+            return keep, note
+        for _ in range(_SEARCHES):
+            free = [i for i in free if not keep[i] and self._fits(i, most - size)]
+            if size >= floor or not free or self._context.expired():
+                break
+            best = self._best_first(judged, free, keep, room=0.0)[0]
+            wider = self._kept(keep, [best])
+            fresh = self._size(wider)
+            if fresh <= most:
+                keep, size = wider, fresh
+            free.remove(best)
+        least = f"at least {math.ceil(floor)} of {self._total} tokens were to stay"
+        said = f"{least}, whole sentences make it {size}" if size >= floor else f"{least}, {size} do"
+        return keep, "; ".join(filter(None, (note, said)))
 
     def _text(self, i: int) -> str:
         owner, unit = self._units[i]

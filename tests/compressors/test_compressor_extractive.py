@@ -454,3 +454,32 @@ def test_time_that_ends_in_a_later_search_leaves_no_more_than_was_asked(context:
             break
     assert done[-1] >= 99
     assert max(size for size in done if size != done[0]) <= 110, done
+
+
+@pytest.mark.parametrize(
+    ("options", "sentences", "note"),
+    [
+        ({"floor_tokens": 100}, 2, "at least 100 of 284 tokens were to stay, whole sentences make it 142"),
+        ({"floor_rate": 0.45}, 2, "at least 128 of 284 tokens were to stay, whole sentences make it 142"),
+        ({"floor_tokens": 200}, 3, "at least 200 of 284 tokens were to stay, whole sentences make it 213"),
+        ({"floor_tokens": 71}, 1, ""),
+        ({"floor_tokens": 283}, 4, "at least 283 of 284 tokens were to stay, whole sentences make it 284"),
+        ({"floor_tokens": 1000}, 4, ""),
+        ({"floor_tokens": 100, "ceiling_tokens": 120}, 1, "at least 100 of 284 tokens were to stay, 71 do"),
+        (
+            {"floor_rate": 0.45, "ceiling_tokens": 90},
+            2,
+            "at least 128 of 284 tokens were to stay, whole sentences make it",
+        ),
+    ],
+)
+def test_at_least_the_floor_stays(options: dict[str, Any], sentences: int, note: str, context: Make) -> None:
+    text = " ".join(f"{PLACES[n].capitalize()}{' stood by it' * 23}." for n in range(4))
+    options = {"target_rate": 0.1, "min_tokens": 1, **options}
+    result = create("extractive", options).compress(
+        asked_of_documents("Which river?", text), context=context(question="Which river?")
+    )
+    (short,) = documents_of(result.prompt)
+    assert short.count(".") == sentences
+    assert short.startswith("River")
+    assert (note in result.note) if note else "at least" not in result.note
