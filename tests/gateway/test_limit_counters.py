@@ -216,7 +216,8 @@ async def test_places_of_a_gateway_that_died_come_free_and_others_are_renewed(ur
     while not (await living.take("renewed", (), Place(id="new", most=2))).ok:  # noqa: ASYNC110
         await asyncio.sleep(0.01)
     client: Any = connect(url, password=None, timeout_s=30)
-    assert await client.zrange("promptsluice:limits:{renewed}:places", 0, -1) == [b"alive", b"new"]
+    # In the order of their ends, which a renewal in between changes.
+    assert set(await client.zrange("promptsluice:limits:{renewed}:places", 0, -1)) == {b"alive", b"new"}
     assert await client.ttl("promptsluice:limits:{renewed}:places") <= 2
     await client.aclose()
     await living.close()
