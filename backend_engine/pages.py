@@ -18,6 +18,7 @@ class PageAllocator:
         assert pages > 0, pages
         self.pages = pages
         self.free = pages
+        self.references = 0  # on all pages together
         self._refs = np.zeros(pages, dtype=np.int32)
         self._roomy = 0, 0  # what is free of the run behind what was placed last: to be known without a search
 
@@ -42,17 +43,20 @@ class PageAllocator:
             self._roomy = min(after + count + 1, self._roomy[1]), self._roomy[1]
         self._refs[follow] = 1
         self.free -= count
+        self.references += count
         return follow
 
     def ref(self, pages: Pages) -> None:
         """Add a reference to each of `pages` (distinct, all in use)."""
         assert (self._refs[pages] > 0).all(), pages
         self._refs[pages] += 1
+        self.references += len(pages)
 
     def unref(self, pages: Pages) -> None:
         """Drop a reference from each of `pages` (distinct); those that reach 0 are free."""
         assert (self._refs[pages] > 0).all(), pages
         self._refs[pages] -= 1
+        self.references -= len(pages)
         self.free += int(np.count_nonzero(self._refs[pages] == 0))
 
     def _place(self, count: int) -> Pages:
@@ -81,4 +85,5 @@ class PageAllocator:
         """Assert the invariants; for tests."""
         assert (self._refs >= 0).all()
         assert self.free == int(np.count_nonzero(self._refs == 0)), self.free
+        assert self.references == int(self._refs.sum()), self.references
         assert not self._refs[slice(*self._roomy)].any(), self._roomy

@@ -96,6 +96,12 @@ class RadixTree:
         held = np.flatnonzero(self._held).astype(np.int32)
         return int(np.count_nonzero(self._allocator.refs(held) == 1))
 
+    @property
+    def surely_evictable(self) -> int:
+        """At least so many pages are evictable: as if each reference that is not the tree's were on a page of its own
+        of the tree. Known without a look at the pool."""
+        return max(0, 2 * self.pages - self._allocator.references)
+
     def match(self, ids: Ids, *, namespace: str = "") -> Match:
         """Find the longest prefix of `ids` in the tree and mark it as just used."""
         root = self._top.children.get(namespace.encode())
@@ -311,6 +317,7 @@ class RadixTree:
         assert all(root.children for root in self._top.children.values()), "an empty namespace is kept"
         held = np.sort(np.concatenate(pages))
         assert (held == np.flatnonzero(self._held)).all() and len(held) == self.pages, (held, self.pages)
+        assert self.surely_evictable <= self.evictable, (self.surely_evictable, self.evictable)
 
     def _nodes(self, node: _Node) -> Iterator[_Node]:
         for child in node.children.values():

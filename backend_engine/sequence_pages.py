@@ -87,11 +87,11 @@ class SequencePages:
         return match if self._fits(sequence, match, spare) else None
 
     def _fits(self, sequence: Sequence, match: Match, spare: int) -> bool:
-        wanted = self._missing(sequence, match) + spare
-        if self._allocator.free >= wanted:  # without a look at the whole pool
+        held, lacking = _held(match), self._missing(sequence, match) + spare - self._allocator.free
+        if lacking <= 0 or lacking + len(held) <= self._tree.surely_evictable:  # without a look at the whole pool
             return True
-        unused = int(np.count_nonzero(self._allocator.refs(_held(match)) == 1))
-        return self._allocator.free + self._tree.evictable - unused >= wanted
+        unused = int(np.count_nonzero(self._allocator.refs(held) == 1))
+        return self._tree.evictable - unused >= lacking
 
     def _missing(self, sequence: Sequence, match: Match) -> int:
         return -(-sequence.length // self._size) - len(match.pages)

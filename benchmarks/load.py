@@ -1,6 +1,6 @@
 """A mixed load on the engine's service: no token lost or doubled, streams that keep their pace, flat memory.
 
-Run: python benchmarks/load.py [--requests 200] [--rate 4] [--prefill 8000] [--streams 4]
+Run: python benchmarks/load.py [--requests 200] [--rate 4] [--prefill 8000] [--streams 4] [--device cuda]
 
 Three parts, in one process, in float32, greedy:
 1. Requests with Poisson arrivals (`--rate` a second), mixed lengths and three tenants; a tenth is aborted after some
@@ -161,6 +161,7 @@ def line(name: str, seconds: list[float]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2-135m-instruct")
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--requests", type=int, default=200)
     parser.add_argument("--rate", type=float, default=4.0, help="arrivals a second")
     parser.add_argument("--longest", type=int, default=600, help="tokens of a prompt")
@@ -169,14 +170,14 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     dice = random.Random(options.seed)
-    model = load_model(options.model, dtype="float32")
+    model = load_model(options.model, dtype="float32", device=options.device)
     vocab, pages = model.spec.vocab, (options.prefill + 16_000) // 16
     sent = drawn(dice, requests=options.requests, vocab=vocab, longest=options.longest)
     service = EngineService(Engine(model, options=EngineOptions(pages=pages, max_running=32)), max_waiting=1000)
     service.start()
-    print(
-        f"{platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}, {options.model} float32"
-    )
+    processor = f"{platform.machine()}, {torch.get_num_threads()} threads"
+    where = torch.cuda.get_device_name() if model.decoder.device.type == "cuda" else processor
+    print(f"{where}, torch {torch.__version__}, {options.model} float32")
 
     async def measured() -> tuple[list[float], list[float], list[float], float]:
         memory = await load(service, sent, rate=options.rate, dice=dice)

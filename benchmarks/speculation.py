@@ -1,6 +1,7 @@
 """Decode speed with tokens guessed ahead and without: the same requests on two engines, step by step, in one process.
 
 Run: python benchmarks/speculation.py [--data FOLDER] [--rounds 3] [--batches 1 8 64] [--prompts 6] [--tokens 192]
+     python benchmarks/speculation.py --device cuda --guessed 8    (a GPU's engine guesses nothing by default)
 
 Sets: quotes and summaries of meetings (QMSum; `--data` is the folder that has qmsum/test.jsonl), or of pages of
 documentation where there is no such folder; edits of this repository's own functions; and questions that give nothing
@@ -181,6 +182,7 @@ def compared(plain: Engine, guessing: Engine, chosen: Set, batch: int, rounds: i
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2-135m-instruct")
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--data", type=Path)
     parser.add_argument("--sets", nargs="*", help="only these")
     parser.add_argument("--rounds", type=int, default=3)
@@ -189,7 +191,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=192)
     parser.add_argument("--guessed", type=int, help="tokens guessed at most (the engine's default)")
     options = parser.parse_args()
-    model = load_model(options.model, dtype="float32")
+    model = load_model(options.model, dtype="float32", device=options.device)
     most = max(options.batches)
     sizes = EngineOptions(max_running=most, step_tokens=max(512, most), guessed_tokens=0)
     plain, guessing = (
@@ -197,7 +199,9 @@ def main() -> None:
         Engine(model, options=replace(sizes, guessed_tokens=options.guessed)),
     )
     console = Console(width=120)
-    console.print(f"{platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}")
+    processor = f"{platform.machine()}, {torch.get_num_threads()} threads"
+    where = torch.cuda.get_device_name() if model.decoder.device.type == "cuda" else processor
+    console.print(f"{where}, torch {torch.__version__}")
     for chosen in sets(model, options.data, options.prompts):
         if options.sets and chosen.name not in options.sets:
             continue
