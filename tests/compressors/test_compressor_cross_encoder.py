@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from promptsluice.compressors import CompressionContext, Compressor, create
 from promptsluice.compressors.cross_encoder import CrossEncoder, cross_encoder
-from promptsluice.compressors.extractive import by_order
+from promptsluice.compressors.relevance import by_order
 from promptsluice.prompt import BadRequest, ConfigError, Prompt
 
 Make = Callable[..., CompressionContext]
