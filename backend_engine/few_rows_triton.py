@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .early import launch_options, let_next_begin, wait_for_last
+from .launch_sizes import cdiv, next_power_of_2
 from .linear import MOST_FEW_ROWS
 from .one_row_triton import activated
 
@@ -51,7 +52,7 @@ def whole(x: Tensor, weight: Tensor, bias: Tensor | None, *, activation: str | N
     outputs = weight.shape[0] // (1 + gated)
     out = torch.empty((rows, outputs), dtype=x.dtype, device=x.device)
     columns = _COLUMNS // (1 + gated)
-    blocks = triton.cdiv(outputs, columns)
+    blocks = cdiv(outputs, columns)
     constants: dict[str, Any] = {
         "BIAS": bias is not None,
         "GATED": gated,
@@ -60,7 +61,7 @@ def whole(x: Tensor, weight: Tensor, bias: Tensor | None, *, activation: str | N
         "BLOCKS": 1 + gated,  # of gates and ups, which are many, two blocks a program are faster
         **_slices(inputs, x.device),
     }
-    _whole[(triton.cdiv(blocks, 1 + gated),)](
+    _whole[(cdiv(blocks, 1 + gated),)](
         x.contiguous(), weight, weight if bias is None else bias, out, rows, inputs, outputs, **constants
     )
     return out
@@ -70,10 +71,10 @@ def parts(x: Tensor, weight: Tensor) -> Tensor:
     """Float32 [parts, rows, out], whose sum over the first axis is `x` [rows, in] times `weight` [out, in]."""
     rows, inputs = x.shape
     assert 0 < rows <= MOST_FEW_ROWS, rows
-    outputs, count = weight.shape[0], triton.cdiv(inputs, _WHOLE)
+    outputs, count = weight.shape[0], cdiv(inputs, _WHOLE)
     out = torch.empty((count, rows, outputs), dtype=torch.float32, device=x.device)
     constants: dict[str, Any] = {"COLUMNS": _COLUMNS, **_slices(_WHOLE, x.device)}
-    _part[(triton.cdiv(outputs, _COLUMNS), count)](x.contiguous(), weight, out, rows, inputs, outputs, **constants)
+    _part[(cdiv(outputs, _COLUMNS), count)](x.contiguous(), weight, out, rows, inputs, outputs, **constants)
     return out
 
 
@@ -81,7 +82,7 @@ def _slices(inputs: int, device: torch.device) -> dict[str, Any]:
     return {
         "ROWS": MOST_FEW_ROWS,
         "SLICES": _WARPS,
-        "SLICE": max(16, triton.next_power_of_2(inputs) // _WARPS),
+        "SLICE": max(16, next_power_of_2(inputs) // _WARPS),
         "num_warps": _WARPS,
         **launch_options(device),
     }

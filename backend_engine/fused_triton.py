@@ -15,6 +15,7 @@ from torch import Tensor
 from .early import launch_options, let_next_begin, wait_for_last
 from .few_rows_triton import parts, serves_parts, serves_whole, whole
 from .fused import HeadTurn, Joint, LayerKV, TorchOps
+from .launch_sizes import cdiv, next_power_of_2
 from .linear import MOST_FEW_ROWS, PlainLinear
 from .one_row_triton import activated, normed_row, serves_normed
 from .probe import Probe
@@ -50,7 +51,7 @@ class TritonOps(TorchOps):
         """`x` [parts, rows, hidden] is a sum that was not made yet."""
         count, rows, hidden = x.shape
         normed = torch.empty_like(residual)
-        block = triton.next_power_of_2(hidden)
+        block = next_power_of_2(hidden)
         constants: dict[str, Any] = {
             "PARTS": count,
             "BLOCK": block,
@@ -72,7 +73,7 @@ class TritonOps(TorchOps):
             "Q": turn.heads,
             "KV": turn.kv_heads,
             "DIM": dim,
-            "DIM_PAD": triton.next_power_of_2(dim),
+            "DIM_PAD": next_power_of_2(dim),
             "HEADS": _HEADS,
             "NORM": turn.norm is not None,
             "num_warps": 4,
@@ -80,7 +81,7 @@ class TritonOps(TorchOps):
         }
         (k, k_scales), (v, v_scales) = numbers_of(k), numbers_of(v)
         if rows:
-            _rotated_into[(rows, triton.cdiv(total, _HEADS))](
+            _rotated_into[(rows, cdiv(total, _HEADS))](
                 qkv, q, k, v, k_scales, v_scales, slots, turn.cos, turn.sin, weight,
                 k.stride(0), k_scales.stride(0), turn.eps, **constants,
             )  # fmt: skip
@@ -94,9 +95,9 @@ class TritonOps(TorchOps):
         placers, together = _PLACING_ROUNDED if rows.rounded else _PLACING
         constants: dict[str, Any] = {
             "KV": heads,
-            "KV_PAD": triton.next_power_of_2(heads),
+            "KV_PAD": next_power_of_2(heads),
             "HALF": dim // 2,
-            "HALF_PAD": triton.next_power_of_2(dim // 2),
+            "HALF_PAD": next_power_of_2(dim // 2),
             "ROWS": together,
             "SOURCE": _POINTED[rows.dtype],
             "SCALED": rows.rounded,
@@ -106,7 +107,7 @@ class TritonOps(TorchOps):
         bytes_on = _apart(pools)
         (k, k_scales), (v, v_scales) = numbers_of(k), numbers_of(v)
         if count:
-            grid = (min(placers, triton.cdiv(count, together) * len(layers)),)
+            grid = (min(placers, cdiv(count, together) * len(layers)),)
             _placed[grid](
                 rows.owners, rows.origins, count, layers.start, len(layers), k, v, k_scales, v_scales, slots, *turn,
                 k.stride(0), k_scales.stride(0), bytes_on // k.itemsize, bytes_on // k_scales.itemsize, **constants,
@@ -120,7 +121,7 @@ class TritonOps(TorchOps):
         out = torch.empty((rows, width // 2), dtype=gate_up.dtype, device=gate_up.device)
         constants: dict[str, Any] = {"BLOCK": _COLUMNS, "SILU": activation == "silu", "num_warps": 4}
         if rows:
-            _gated[(rows, triton.cdiv(width // 2, _COLUMNS))](gate_up, out, width // 2, **constants)
+            _gated[(rows, cdiv(width // 2, _COLUMNS))](gate_up, out, width // 2, **constants)
         return out
 
     def joined(self, x: Tensor, residual: Tensor, joint: Joint) -> tuple[Tensor, Tensor]:

@@ -11,6 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .launch_sizes import cdiv, next_power_of_2
+
 _BLOCK = 4096  # scores that one program looks at
 
 
@@ -18,13 +20,13 @@ def likeliest(scores: Tensor) -> Tensor:
     """See likeliest.likeliest. `scores` may have any floating dtype; they are compared as float32."""
     rows, vocab = scores.shape
     assert scores.is_contiguous(), scores.stride()
-    blocks = triton.cdiv(vocab, _BLOCK)
+    blocks = cdiv(vocab, _BLOCK)
     tops = torch.empty((rows, blocks), dtype=torch.float32, device=scores.device)
     places = torch.empty((rows, blocks), dtype=torch.int32, device=scores.device)
     ids = torch.empty(rows, dtype=torch.int64, device=scores.device)
     if rows:
         block: dict[str, Any] = {"BLOCK": _BLOCK, "num_warps": 4}
-        rest: dict[str, Any] = {"BLOCKS_PAD": triton.next_power_of_2(blocks), "num_warps": 1}
+        rest: dict[str, Any] = {"BLOCKS_PAD": next_power_of_2(blocks), "num_warps": 1}
         _of_blocks[(rows, blocks)](scores, tops, places, vocab, blocks, **block)
         _of_rows[(rows,)](tops, places, ids, vocab, blocks, **rest)
     return ids

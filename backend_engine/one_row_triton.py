@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .early import launch_options, let_next_begin, wait_for_last
+from .launch_sizes import cdiv, next_power_of_2
 
 _MANY = 6144  # outputs from which on programs of several outputs keep a card busy
 # Inputs up to which a program's part of a matrix is one tile, which it has read before the row is there. A matrix that
@@ -33,11 +34,11 @@ def one_row(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     arguments = (x.contiguous(), weight, weight if bias is None else bias, out, inputs, outputs)
     constants: dict[str, Any] = {"BIAS": bias is not None, **launch_options(x.device)}
     if weight.nbytes < _LARGE_BYTES:
-        block = triton.next_power_of_2(inputs)
+        block = next_power_of_2(inputs)
         # The fastest on an H200 with 896 and 4864 inputs.
         columns, warps = (1, 4) if inputs <= _NORMED else (min(4, _TILE // block), 8)
         tiling = {"BLOCK_N": columns, "BLOCK": block, "num_warps": warps}
-        _tile_product[(triton.cdiv(outputs, columns),)](*arguments, **constants, **tiling)
+        _tile_product[(cdiv(outputs, columns),)](*arguments, **constants, **tiling)
         return out
     # The fastest on an H200 of some 24 ways to cut products of 4096 to 128256 outputs.
     columns, block, warps, stages = (8, 512, 4, 4) if outputs >= _MANY else (2, 1024, 2, 2)
@@ -48,7 +49,7 @@ def one_row(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         "num_warps": warps,
         "num_stages": stages,
     }
-    _product[(triton.cdiv(outputs, columns),)](*arguments, **constants, **tiling)
+    _product[(cdiv(outputs, columns),)](*arguments, **constants, **tiling)
     return out
 
 
@@ -89,11 +90,11 @@ def normed_row(
         "GATED": gated,
         "SILU": activation == "silu",
         "BLOCK_N": columns,
-        "BLOCK": triton.next_power_of_2(inputs),
+        "BLOCK": next_power_of_2(inputs),
         "num_warps": 4,
         **launch_options(x.device),
     }
-    _normed_product[(triton.cdiv(outputs, columns),)](
+    _normed_product[(cdiv(outputs, columns),)](
         x, residual, norm, norm if first is None else first, weight, weight if bias is None else bias, out, total,
         inputs, outputs, eps, **constants,
     )  # fmt: skip

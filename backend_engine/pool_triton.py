@@ -10,6 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .launch_sizes import cdiv
+
 _BLOCK = 4096  # numbers that one program copies
 
 
@@ -19,7 +21,7 @@ def copy_slots(data: Tensor, source: int, target: int, tokens: int) -> None:
     assert data.is_contiguous(), data.stride()
     row, count = data.stride(2), tokens * data.stride(2)
     block: dict[str, Any] = {"BLOCK": _BLOCK, "num_warps": 8}
-    grid = (data.shape[0] * 2, triton.cdiv(count, _BLOCK))
+    grid = (data.shape[0] * 2, cdiv(count, _BLOCK))
     _copied[grid](data, data.stride(1), source * row, target * row, count, **block)
 
 

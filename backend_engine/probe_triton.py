@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .launch_sizes import cdiv, next_power_of_2
 from .probe import Probe
 
 # The same for all prompts, so that none of them has to wait for a compiler.
@@ -30,13 +31,13 @@ def look(
     group = heads // kv_heads
     if not count or not keys:
         return
-    tiles = triton.cdiv(count * group, _ROWS)
+    tiles = cdiv(count * group, _ROWS)
     tops, sums = torch.empty((2, _PARTS, kv_heads, tiles * _ROWS), dtype=torch.float32, device=q.device)
     constants: dict[str, Any] = {
         "KV": kv_heads,
         "GROUP": group,
         "DIM": dim,
-        "DIM_PAD": max(16, triton.next_power_of_2(dim)),
+        "DIM_PAD": max(16, next_power_of_2(dim)),
         "BLOCK_M": _ROWS,
         "BLOCK_N": _KEYS,
         "TILES": tiles,
@@ -48,7 +49,7 @@ def look(
     shared = (q, k, k_scales, probe.rows, probe.slots, visible, tops, sums)
     numbers = (q.stride(0), q.stride(1), k.stride(0), k.stride(1), k_scales.stride(0), count, keys, scale * _LOG2_E)
     _denominators[(_PARTS, kv_heads, tiles)](*shared, *numbers, **constants)
-    _weights[(triton.cdiv(keys, _KEYS),)](*shared, probe.attention, *numbers, **constants)
+    _weights[(cdiv(keys, _KEYS),)](*shared, probe.attention, *numbers, **constants)
 
 
 @triton.jit

@@ -13,6 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .launch_sizes import cdiv, next_power_of_2
+
 _PAGES = 1024  # of a table, that one program copies
 
 
@@ -38,7 +40,7 @@ def single_rows(places: Tensor, owners: Tensor, pages: Tensor, *, page_size: int
         numbers=torch.empty(count, dtype=torch.int64, device=device),
     )
     constants: dict[str, Any] = {"PAGE": page_size, "BLOCK": _PAGES, "num_warps": 4}
-    _single_rows[(count, triton.cdiv(width, _PAGES))](
+    _single_rows[(count, cdiv(width, _PAGES))](
         places, owners, pages, rows.slots, rows.visible, rows.page_table, rows.query_start, rows.numbers,
         count, width, pages.stride(0), **constants,
     )  # fmt: skip
@@ -55,7 +57,7 @@ def moved_on(
     rows = fresh.shape[0]
     constants: dict[str, Any] = {
         "READ": read is not None,
-        "BLOCK": triton.next_power_of_2(rows),
+        "BLOCK": next_power_of_2(rows),
         "num_warps": 4,
     }
     into = turn if read is None else read

@@ -6,19 +6,19 @@ merges. `TRITON_INTERPRET=1` runs the kernels on a CPU, for tests.
 
 import math
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
-import triton
 from torch import Tensor
 
 from ..batch import StepBatch
 from ..early import launch_options
 from ..fused import HeadTurn
 from ..fused_triton import numbers_of
+from ..launch_sizes import next_power_of_2
 from ..rounded_kv import RoundedKV, Stored
 from .decode_kernels import attend_row, merge_row
 from .kernels import attend, merge
@@ -114,61 +114,41 @@ class TritonPlan:
     least_keys: int
     tiling: Tiling | None = None
     _tiles: Tensor | None = None
-    _shape: tuple[int, int, int] = (0, 0, 0)  # rows a tile, BLOCK_M, splits
-    _heads_first: bool = False
+    _grid: tuple[int, int, int] = (0, 0, 0)  # the last is the parts that keys are split into
+    _constants: dict[str, Any] = field(default_factory=dict)  # of both kernels
+    _tiling: dict[str, Any] = field(default_factory=dict)
 
     def __call__(self, q: Tensor, k: Stored, v: Stored) -> Tensor:
         rows, heads, dim = q.shape
         out = torch.empty((rows, heads, dim), dtype=q.dtype, device=q.device)
         if rows == 0:
             return out
-        kv_heads = k.shape[1]
-        group = heads // kv_heads
         if self._tiles is None:
-            self._lay_out(group, kv_heads, dim)
-        assert self._tiles is not None
-        tile_rows, block_m, splits = self._shape
-        tiles = self._tiles.shape[0]
+            self._lay_out(heads, k.shape[1], dim, is_rounded=isinstance(k, RoundedKV))
+        splits = self._grid[2]
         if splits > 1:
             part = torch.empty((splits, rows, heads, dim), dtype=torch.float32, device=q.device)
             lse = torch.empty((splits, rows, heads), dtype=torch.float32, device=q.device)
         else:
             part, lse = out, self.batch.visible
-        dim_pad = max(16, triton.next_power_of_2(dim))  # of the least size that a matrix unit takes
-        is_rounded = isinstance(k, RoundedKV)
-        chosen = self.tiling or replace(_tiling(block_m, dim_pad, is_rounded=is_rounded), heads_first=self._heads_first)
-        grid = (kv_heads, tiles, splits) if chosen.heads_first else (tiles, kv_heads, splits)
-        constants: dict[str, Any] = {"HEADS": heads, "DIM": dim, "DIM_PAD": dim_pad, "SPLITS": splits}
-        tiling: dict[str, Any] = {
-            "GROUP": group,
-            "PAGE": self.page_size,
-            "WINDOW": self.window or 0,
-            "ROUNDED": is_rounded,
-            "TILE_ROWS": tile_rows,
-            "BLOCK_M": block_m,
-            "BLOCK_N": chosen.keys,
-            "HEADS_FIRST": chosen.heads_first,
-            "num_warps": chosen.warps,
-            "num_stages": chosen.stages,
-        }
         table, visible = self.batch.page_table, self.batch.visible
         (k, k_scales), (v, v_scales) = numbers_of(k), numbers_of(v)
         strides = (q.stride(0), q.stride(1), k.stride(0), k.stride(1), k_scales.stride(0), table.stride(0))
-        attend[grid](
+        attend[self._grid](
             q, k, v, k_scales, v_scales, out, part, lse, self._tiles, visible, table, *strides, rows,
             self.scale * LOG2_E,
-            **constants, **tiling,
+            **self._constants, **self._tiling,
         )  # fmt: skip
         if splits > 1:
-            merging: dict[str, Any] = {"SPLITS_PAD": triton.next_power_of_2(splits), "num_warps": 2}
-            merge[(rows, heads)](part, lse, out, rows, **constants, **merging)
+            merging: dict[str, Any] = {"SPLITS_PAD": next_power_of_2(splits), "num_warps": 2}
+            merge[(rows, heads)](part, lse, out, rows, **self._constants, **merging)
         return out
 
     def turned(self, qkv: Tensor, turn: HeadTurn, slots: Tensor, k: Stored, v: Stored) -> Tensor | None:
         """See AttentionPlan: for few requests of one row each. Keys of former steps are read before qkv is there."""
         rows, _, dim = qkv.shape
         heads, kv_heads, starts = turn.heads, turn.kv_heads, self.batch.query_start_host
-        dim_pad, group_pad = (max(16, triton.next_power_of_2(size)) for size in (dim, heads // kv_heads))
+        dim_pad, group_pad = (max(16, next_power_of_2(size)) for size in (dim, heads // kv_heads))
         if (
             not 0 < rows <= FEW_REQUESTS
             or len(starts) != rows + 1
@@ -211,22 +191,22 @@ class TritonPlan:
             self.scale * LOG2_E, turn.eps, **constants, **rotating,
         )  # fmt: skip
         if splits > 1:
-            splits_pad = triton.next_power_of_2(splits)
+            splits_pad = next_power_of_2(splits)
             warps = max(1, splits_pad * dim_pad // 4096)  # with more numbers a warp runs out of registers
             merging: dict[str, Any] = {"HEADS": heads, "SPLITS_PAD": splits_pad, "num_warps": warps}
             merge_row[(rows, heads)](part, lse, out, visible, rows, **constants, **merging)
         return out
 
-    def _lay_out(self, group: int, kv_heads: int, dim: int) -> None:
+    def _lay_out(self, heads: int, kv_heads: int, dim: int, *, is_rounded: bool) -> None:
         """Cut the requests' rows into tiles, int32 [tiles, 3]: request, first row, the row after the last.
 
         The sizes for heads of 64 and 128 were the fastest on an H200. The accumulator of a larger head leaves registers
-        for fewer rows.
+        for fewer rows. What the kernels are launched with is made once for all layers: it costs the host time.
         """
-        starts = self.batch.query_start_host
+        starts, group = self.batch.query_start_host, heads // kv_heads
         longest = max(stop - start for start, stop in pairwise(starts))
-        block_m = min(128 if 64 < dim <= 128 else 64, max(16, triton.next_power_of_2(longest * group)))
-        block_m = max(block_m, triton.next_power_of_2(group))  # a tile has all heads of its rows
+        block_m = min(128 if 64 < dim <= 128 else 64, max(16, next_power_of_2(longest * group)))
+        block_m = max(block_m, next_power_of_2(group))  # a tile has all heads of its rows
         tile_rows = max(1, block_m // group)
         few = longest <= FEW_ROWS
         self._tiles = tiles = self._few_tiles(tile_rows, longest) if few else self._prefill_tiles(tile_rows)
@@ -235,8 +215,24 @@ class TritonPlan:
             keys = min(keys, self.window + tile_rows - 1)
         programs = len(tiles) * kv_heads
         wanted = (PROGRAMS if few else BALANCED_PROGRAMS) // programs
-        self._heads_first = not few and programs < FEW_PROGRAMS
-        self._shape = (tile_rows, block_m, max(1, min(MOST_SPLITS, wanted, keys // self.least_keys)))
+        splits = max(1, min(MOST_SPLITS, wanted, keys // self.least_keys))
+        dim_pad = max(16, next_power_of_2(dim))  # of the least size that a matrix unit takes
+        heads_first = not few and programs < FEW_PROGRAMS
+        chosen = self.tiling or replace(_tiling(block_m, dim_pad, is_rounded=is_rounded), heads_first=heads_first)
+        self._grid = (kv_heads, len(tiles), splits) if chosen.heads_first else (len(tiles), kv_heads, splits)
+        self._constants = {"HEADS": heads, "DIM": dim, "DIM_PAD": dim_pad, "SPLITS": splits}
+        self._tiling = {
+            "GROUP": group,
+            "PAGE": self.page_size,
+            "WINDOW": self.window or 0,
+            "ROUNDED": is_rounded,
+            "TILE_ROWS": tile_rows,
+            "BLOCK_M": block_m,
+            "BLOCK_N": chosen.keys,
+            "HEADS_FIRST": chosen.heads_first,
+            "num_warps": chosen.warps,
+            "num_stages": chosen.stages,
+        }
 
     def _few_tiles(self, tile_rows: int, longest: int) -> Tensor:
         """As many for each request as the longest one has; a request may have fewer rows, or none."""

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-import triton
 from torch import Tensor
 
+from ..launch_sizes import cdiv, next_power_of_2
 from .kernels import few_rows, one_row, round_rows, widen
 from .rounding import FP8, FP8_MOST, GROUP
 
@@ -60,9 +60,7 @@ class RoundedMatrix:
         out, inputs = self.shape
         wide = torch.empty((out, inputs), dtype=dtype, device=self.values.device)
         constants: dict[str, Any] = {"PACKED": self.least is not None, "BLOCK": _WIDE_BLOCK, "num_warps": 4}
-        widen[(out, triton.cdiv(inputs, _WIDE_BLOCK))](
-            self.values, self.scales, self._least, wide, inputs, out, **constants
-        )
+        widen[(out, cdiv(inputs, _WIDE_BLOCK))](self.values, self.scales, self._least, wide, inputs, out, **constants)
         return wide
 
     def product(self, x: Tensor, bias: Tensor | None, tiling: Tiling | None = None) -> Tensor:
@@ -82,12 +80,12 @@ class RoundedMatrix:
             "num_stages": tiling.stages,
         }
         matrix = (self.values, self.scales, self._least, self.scales if bias is None else bias)
-        tiles = triton.cdiv(out_columns, tiling.block_n)
+        tiles = cdiv(out_columns, tiling.block_n)
         if rows == 1 and tiling.block_m == 1:
             one_row[(tiles,)](x, *matrix, out, inputs, out_columns, **constants)
         elif rows:
             constants |= {"BLOCK_M": tiling.block_m, "SWAPPED": tiling.swapped}
-            few_rows[(triton.cdiv(rows, tiling.block_m), tiles)](
+            few_rows[(cdiv(rows, tiling.block_m), tiles)](
                 x, *matrix, out, rows, inputs, out_columns, x.stride(0), **constants
             )
         return out
@@ -163,7 +161,7 @@ def shared_bytes(device: torch.device) -> int:
 
 
 def _padded(inputs: int) -> int:
-    return max(2 * GROUP, triton.next_power_of_2(inputs))
+    return max(2 * GROUP, next_power_of_2(inputs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +223,7 @@ def rounded_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     rows, columns = x.shape
     rounded = torch.empty((rows, columns), dtype=FP8, device=x.device)
     scales = torch.empty(rows, dtype=torch.float32, device=x.device)
-    block = triton.next_power_of_2(columns)
+    block = next_power_of_2(columns)
     constants: dict[str, Any] = {"MOST": FP8_MOST, "BLOCK": block, "num_warps": min(16, max(4, block // 1024))}
     round_rows[(rows,)](x, rounded, scales, columns, x.stride(0), **constants)
     return rounded, scales
