@@ -8,6 +8,7 @@ below 1 makes what is read shorter, not the classes others: fewer passages, shor
 
 import json
 import random
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,6 +57,17 @@ def mixed(folder: Path, *, count: int, seed: int = 0, size: float = 1.0) -> list
     except FileNotFoundError as error:
         raise SystemExit(f"{error.filename} is missing: the folder must have {', '.join(_FILES)}") from error
     return drawn[:count]
+
+
+def taken(kinds: Sequence[str], each: int | None) -> list[int]:
+    """The requests that are asked, by their classes: the first `each` of every one, or all."""
+    seen: Counter[str] = Counter()
+    found: list[int] = []
+    for number, kind in enumerate(kinds):
+        seen[kind] += 1
+        if each is None or seen[kind] <= each:
+            found.append(number)
+    return found
 
 
 def _endless(make: Make, folder: Path, dice: random.Random, size: float) -> Iterator[Messages]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from plan_rows import earlier_rows, setting_of
 from promptsluice.compressors.structure.folds import folded
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -66,13 +67,13 @@ def plan_row(way: str, seconds: Any, setting: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("damaged", [b"", b'{"request": 1, "ki', b"\xff\xfe"])
 def test_a_damaged_line_is_named(damaged: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan, kept_rows = script("plan", monkeypatch), script("kept_rows", monkeypatch)
+    kept_rows = script("kept_rows", monkeypatch)
     path = tmp_path / "rows.jsonl"
     options = plan_options(path)
-    whole = json.dumps(plan_row("off", 1.0, plan.setting_of(options))).encode()
+    whole = json.dumps(plan_row("off", 1.0, setting_of(options))).encode()
     path.write_bytes(b"\n".join([whole, damaged, whole, b""]))
     with pytest.raises(SystemExit, match=r"rows\.jsonl, line 2 is damaged: delete it"):
-        plan._read(options)
+        earlier_rows(options)
     kept_rows.KeptRows(path.with_name("kept.jsonl")).put({"n": 1}, "one")
     with path.with_name("kept.jsonl").open("ab") as file:
         file.write(damaged + b"\n")
@@ -81,15 +82,15 @@ def test_a_damaged_line_is_named(damaged: bytes, tmp_path: Path, monkeypatch: py
 
 
 def test_results_of_something_else_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan, kept_rows = script("plan", monkeypatch), script("kept_rows", monkeypatch)
+    kept_rows = script("kept_rows", monkeypatch)
     path = tmp_path / "rows.jsonl"
     options = plan_options(path)
-    setting = plan.setting_of(options)
+    setting = setting_of(options)
     rows = [{"key": "a", "of": "b", "value": {}}, 3, [], *(plan_row("off", bad, setting) for bad in ("1", 0.0, None))]
     for row in rows:
         path.write_text(json.dumps(row) + "\n")
         with pytest.raises(SystemExit, match=r"rows\.jsonl, line 1 is no result of this benchmark: name another file"):
-            plan._read(options)
+            earlier_rows(options)
         if row != rows[0]:
             with pytest.raises(SystemExit, match="line 1 is no result"):
                 kept_rows.KeptRows(path)
@@ -97,18 +98,17 @@ def test_results_of_something_else_are_named(tmp_path: Path, monkeypatch: pytest
         kept_rows.KeptRows(tmp_path)
 
 
-def test_a_request_that_was_asked_again_counts_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = script("plan", monkeypatch)
+def test_a_request_that_was_asked_again_counts_once(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     options = plan_options(path)
 
     def line(way: str, seconds: float) -> str:
-        return json.dumps(plan_row(way, seconds, plan.setting_of(options)))
+        return json.dumps(plan_row(way, seconds, setting_of(options)))
 
     path.write_text(f"{line('off', 1.0)}\n{line('planner', 2.0)[:-9]}")
-    assert plan._read(options) == [], "half a request counts for nothing"
+    assert earlier_rows(options) == [], "half a request counts for nothing"
     path.write_text("".join(f"{line(*one)}\n" for one in (("off", 1.0), ("off", 3.0), ("planner", 4.0))))
-    assert {row.way: row.seconds for row in plan._read(options)} == {"off": 3.0, "planner": 4.0}
+    assert {row.way: row.seconds for row in earlier_rows(options)} == {"off": 3.0, "planner": 4.0}
 
 
 def test_what_another_model_made_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

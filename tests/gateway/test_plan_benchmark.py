@@ -13,6 +13,9 @@ from typing import Any
 
 import pytest
 import torch
+from plan_report import ratio, tables, verdict
+from plan_requests import Asked, taken
+from plan_rows import Row
 from rich.console import Console
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -133,56 +136,53 @@ def test_every_way_answers_the_same_requests_and_all_is_told(
     assert "10 of 10 requests under 3 ways" in printed
 
 
-def rows_of(benchmark: Any, seconds: dict[str, list[float]], *, kinds: list[str]) -> list[Any]:
+def rows_of(seconds: dict[str, list[float]], *, kinds: list[str]) -> list[Row]:
     counts = dict.fromkeys(("idle_s", "overhead_ms", "tokens_in", "tokens_out", "cached", "reused", "recomputed"), 0)
     return [
-        benchmark.Row(request=n, kind=kind, way=way, seconds=taken[n], steps={}, **counts)
+        Row(request=n, kind=kind, way=way, seconds=spent[n], steps={}, **counts)
         for n, kind in enumerate(kinds)
-        for way, taken in seconds.items()
+        for way, spent in seconds.items()
     ]
 
 
-def test_the_ratio_of_sums_has_an_interval(monkeypatch: pytest.MonkeyPatch) -> None:
-    benchmark = loaded(monkeypatch)
+def test_the_ratio_of_sums_has_an_interval() -> None:
     times = {"off": [1.0 + n for n in range(40)], "planner": [(0.5 + n % 2) * (1.0 + n) for n in range(40)]}
-    rows = rows_of(benchmark, times, kinds=["chat"] * 40)
-    found = benchmark.ratio(rows, "planner", "chat")
+    rows = rows_of(times, kinds=["chat"] * 40)
+    found = ratio(rows, "planner", "chat")
     assert found.low < found.value < found.high
     assert found.value == pytest.approx(1.0, abs=0.05) and found.high - found.low < 0.6
-    assert benchmark.ratio(rows, "off") == (1.0, 1.0, 1.0)
-    assert "MORE than" in benchmark.verdict(rows[1::2] + rows[::2], ["off", "planner"]) or found.value <= 1.02
+    assert ratio(rows, "off") == (1.0, 1.0, 1.0)
+    assert "MORE than" in verdict(rows[1::2] + rows[::2], ["off", "planner"]) or found.value <= 1.02
 
 
-def test_each_class_has_a_ratio_and_a_verdict_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    benchmark = loaded(monkeypatch)
+def test_each_class_has_a_ratio_and_a_verdict_of_its_own() -> None:
     kinds = ["chat", "rag"] * 10
     times = {
         "off": [1.0] * 20,
         "lossless": [0.5] * 20,
         "planner": [1.1 if kind == "chat" else 0.5 for kind in kinds],
     }
-    rows = rows_of(benchmark, times, kinds=kinds)
-    assert benchmark.ratio(rows, "planner", "chat") == pytest.approx((1.1, 1.1, 1.1))
-    assert benchmark.ratio(rows, "planner", "rag") == pytest.approx((0.5, 0.5, 0.5))
-    whole = benchmark.ratio(rows, "planner")
+    rows = rows_of(times, kinds=kinds)
+    assert ratio(rows, "planner", "chat") == pytest.approx((1.1, 1.1, 1.1))
+    assert ratio(rows, "planner", "rag") == pytest.approx((0.5, 0.5, 0.5))
+    whole = ratio(rows, "planner")
     assert whole.value == pytest.approx(0.8) and whole.low < 0.75 and whole.high > 0.85
-    told = benchmark.verdict(rows, list(times))
+    told = verdict(rows, list(times))
     assert "MORE than 2 % worse" in told and "worst: chat, 1.100" in told and "lossless (0.500)" in told
-    assert benchmark.verdict(rows, ["off", "lossless"]) == "no verdict without off and a planner"
+    assert verdict(rows, ["off", "lossless"]) == "no verdict without off and a planner"
 
 
-def test_few_requests_of_a_class_have_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
-    benchmark = loaded(monkeypatch)
+def test_few_requests_of_a_class_have_no_verdict() -> None:
     times = {"off": [1.0] * 9, "planner": [0.9] * 9}
-    told = benchmark.verdict(rows_of(benchmark, times, kinds=["chat"] * 5 + ["rag"] * 4), list(times))
+    told = verdict(rows_of(times, kinds=["chat"] * 5 + ["rag"] * 4), list(times))
     assert "planner takes 0.900 of off" in told and "too few" in told and "rag (4)" in told and "chat" not in told
     assert "worse" not in told
-    assert "at most 2 %" in benchmark.verdict(rows_of(benchmark, times, kinds=["chat"] * 9), list(times))
+    assert "at most 2 %" in verdict(rows_of(times, kinds=["chat"] * 9), list(times))
 
 
 def test_time_that_a_run_rests_is_not_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     benchmark = loaded(monkeypatch)
-    (row,) = rows_of(benchmark, {"off": [1.0]}, kinds=["chat"])
+    (row,) = rows_of({"off": [1.0]}, kinds=["chat"])
     hold, asked, said, now = tmp_path / "hold", [], [], 0.0
 
     class Gateway:
@@ -209,7 +209,7 @@ def test_time_that_a_run_rests_is_not_its_own(monkeypatch: pytest.MonkeyPatch, t
     monkeypatch.setattr(benchmark.asyncio, "sleep", later)
     monkeypatch.setattr(benchmark.time, "perf_counter", lambda: now)
     options = argparse.Namespace(ways=["off"], each=None, hold=hold, seconds=2.5, rows=None, tokens=1)
-    requests = [benchmark.Asked("chat", [])] * 9
+    requests = [Asked("chat", [])] * 9
     asyncio.run(benchmark.measured(requests, [], options, said.append))
     assert asked == [0, 1, 2] and said == [f"rests while {hold} exists"] * 2
 
@@ -228,15 +228,12 @@ def test_less_than_one_of_each_class_is_refused(
 @pytest.mark.parametrize(
     ("each", "wanted"), [(None, [0, 1, 2, 3, 4, 5]), (1, [0, 1, 4]), (2, [0, 1, 2, 4, 5]), (0, [])]
 )
-def test_the_first_of_each_class_are_taken(
-    each: int | None, wanted: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert loaded(monkeypatch).taken(["chat", "rag", "chat", "chat", "tools", "rag"], each) == wanted
+def test_the_first_of_each_class_are_taken(each: int | None, wanted: list[int]) -> None:
+    assert taken(["chat", "rag", "chat", "chat", "tools", "rag"], each) == wanted
 
 
-def test_a_table_tells_of_total_median_and_the_slowest(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    benchmark = loaded(monkeypatch)
-    rows = rows_of(benchmark, {"off": [float(n) for n in range(1, 21)]}, kinds=["chat"] * 20)
-    table = benchmark.tables(rows, ["off"])[-1]
+def test_a_table_tells_of_total_median_and_the_slowest() -> None:
+    rows = rows_of({"off": [float(n) for n in range(1, 21)]}, kinds=["chat"] * 20)
+    table = tables(rows, ["off"])[-1]
     cells = [next(iter(column.cells)) for column in table.columns]
     assert cells[:6] == ["off", "210.0", "1.000", "1.000", "10500", "19000"]
