@@ -18,6 +18,7 @@ from .grammar.compiler import GrammarCompiler
 from .grammar.filling import Masks
 from .kept_blends import KeptBlends
 from .loader import LoadedModel
+from .model import Joints
 from .options import EngineOptions
 from .outputs import Outputs, detokenizer
 from .pages import PageAllocator
@@ -54,11 +55,13 @@ class Engine:
         *,
         options: EngineOptions | None = None,
         single_rows: Callable[..., SingleRowSteps] | None = None,
+        joints: Joints | None = None,
         side_stream: SideStream | None = None,
         step_cost: StepCost | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`single_rows` makes what runs steps of one row a request: by default CUDA graphs, on a GPU.
+        """`single_rows` makes what runs steps of one row a request: by default CUDA graphs, on a GPU. `joints` are the
+        decoder's for other steps: by default such graphs, too, for as many rows as the options say.
 
         `side_stream` is where pages and reused spans are copied to and from host memory: by default CUDA streams, on a
         GPU. `step_cost` decides how many tokens are guessed; by default it is measured now, if any may be.
@@ -99,6 +102,10 @@ class Engine:
                 decoder, self.pool, mirror,
                 sampling=self._table.sampling, max_tokens=self.max_tokens, drafting=guessed > 0,
             )  # fmt: skip
+        if joints is None and decoder.device.type == "cuda" and options.graph_rows:
+            from .joint_graphs import JointGraphs
+
+            joints = JointGraphs(decoder, most=options.graph_rows)
         self._pages = SequencePages(
             pool=self.pool,
             allocator=self.allocator,
@@ -125,6 +132,7 @@ class Engine:
             drawer=drawer,
             masks=Masks(rows=options.step_tokens, vocab=spec.vocab, device=decoder.device),
             steps=steps,
+            joints=joints,
         )
         self._outputs = Outputs(spec, scheduler=self._scheduler, table=self._table, drawer=drawer, tier=self.tier)
         self.grammars = GrammarCompiler(model.tokenizer, vocab=spec.vocab, eos_ids=spec.eos_ids)

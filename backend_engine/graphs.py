@@ -8,16 +8,15 @@ capture in between would stall whoever is served. Steps that verify guesses have
 worth was not measured on a GPU yet, so they are captured only on demand.
 """
 
-import gc
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 
 import torch
 from torch import Tensor
 
+from .capture import Recorder, uncollected
 from .model import Decoder
 from .pool import KVPool
 from .sampling_table import SamplingTable
@@ -26,7 +25,6 @@ from .steps import Draw, Launched, drawn, even_batch, spread
 LADDER = (1, 2, 4, 8, 12, 16, *range(24, 65, 8), *range(80, 257, 16), *range(288, 513, 32))
 # Requests, and rows of each, in steps that verify guesses.
 DRAFTED_REQUESTS, DRAFTED_ROWS = (1, 2, 4, 8), (4, 8, 16)
-_WARM_UPS = 2
 
 Size = tuple[int, int]  # requests, rows of each
 
@@ -88,7 +86,7 @@ class DecodeGraphs:
         sizes = [(size, 1) for size in self._sizes] + (drafted if drafting else [])
         sizes.sort(key=lambda size: -size[0] * size[1])
         widest = sizes[0][0] * sizes[0][1]
-        self._memory = torch.cuda.graph_pool_handle()
+        self._recorded = Recorder()
         self._host = torch.zeros(3, widest, dtype=torch.int64, pin_memory=True)
         self._lines = self._host.numpy()  # the same memory: torch takes ten times as long for a few numbers
         self._inputs = torch.zeros(3, widest, dtype=torch.int64, device=pages.device)
@@ -160,20 +158,6 @@ class DecodeGraphs:
                 captured.draws[draw], _ = self._recorded(lambda draw=draw: self._draw(hidden, draw))
         return captured
 
-    def _recorded(self, work: Callable[[], Tensor]) -> tuple[torch.cuda.CUDAGraph, Tensor]:
-        """The work as a graph, and its result, whose memory is the graph's and stays."""
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(_WARM_UPS):
-                work()
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        # Other threads (an embedder, the moving of chunks) may use the device meanwhile.
-        with torch.cuda.graph(graph, pool=self._memory, capture_error_mode="thread_local"):
-            result = work()
-        return graph, result
-
     def _layers(self, size: Size) -> Tensor:
         ids, places, owners = self._inputs[:, : size[0] * size[1]].unbind()
         batch = even_batch(
@@ -193,17 +177,3 @@ class DecodeGraphs:
         ids, places, owners = self._inputs[:, : fresh.shape[0]].unbind()
         moved_on = import_module(".steps_triton", __package__).moved_on
         moved_on(fresh, ids, places, owners, spare=self._spare, read=read, turn=self._turn)
-
-
-@contextmanager
-def uncollected() -> Iterator[None]:
-    """Nothing is collected inside: an engine of before whose graphs end while this thread captures would end the
-    capture, and with it this engine's start."""
-    collecting = gc.isenabled()
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collecting:
-            gc.enable()

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -33,6 +34,14 @@ class StepOutput:
     hidden: Tensor
     recomputed: tuple[int, ...]
     complete: bool = True
+
+
+class Joints(Protocol):
+    """`Decoder.between` in another way, for the steps that it serves."""
+
+    def between(self, layer: int, attended: Tensor, residual: Tensor) -> tuple[Tensor, Tensor] | None:
+        """None where it does not serve a step of so many rows. What comes back is overwritten by the next call."""
+        ...
 
 
 class Decoder:
@@ -75,11 +84,12 @@ class Decoder:
         return self.weights.norm.device
 
     @torch.inference_mode()
-    def forward(self, batch: StepBatch, pool: KVPool) -> StepOutput:
+    def forward(self, batch: StepBatch, pool: KVPool, *, joints: Joints | None = None) -> StepOutput:
         """Run all layers, or as many as the batch says, writing every computed row's keys and values to its slot.
 
         Rows that a narrowing drops write nothing from its selector's layer on: what was loaded into their slots
-        stays. No value is read back from the device.
+        stays. No value is read back from the device. `joints`, if any, are asked first for what stands between two
+        layers' attention.
         """
         if self._native is not None and self._native.takes(batch, pool):
             return StepOutput(self._native.forward(batch, pool), ())
@@ -126,11 +136,23 @@ class Decoder:
                     residual, q = residual[rows], q[rows]
                     plan = self._plans(batch, pool)
                 attended = plan(spec.windows[index])(q, k_pool, v_pool)
-            inner, residual = ops.joined(attended.flatten(1), residual, self._inner[index])
+            attended = attended.flatten(1)
+            passed = joints.between(index, attended, residual) if joints and index + 1 < depth else None
+            if passed is not None:
+                product, residual = passed
+                continue
+            inner, residual = ops.joined(attended, residual, self._inner[index])
             if index + 1 == depth < spec.layers:
                 return StepOutput(residual[:0], recomputed, complete=False)
             product, residual = ops.joined(inner, residual, self._outer[index])
         return StepOutput(product, recomputed)
+
+    def between(self, layer: int, attended: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """From what a layer's attention yields [rows, heads * head_dim] to the next one's queries, keys and values
+        [rows, (heads + 2 * kv_heads) * head_dim], before they are turned, and the sum with the residual [rows, hidden],
+        whose memory may be used again."""
+        inner, residual = self._ops.joined(attended, residual, self._inner[layer])
+        return self._ops.joined(inner, residual, self._outer[layer])
 
     def _plans(self, batch: StepBatch, pool: KVPool) -> Callable[[int | None], AttentionPlan]:
         """Attention for the batch by window, made when a layer first asks."""

@@ -21,6 +21,8 @@ class EngineOptions:
     `guessed_tokens` tokens a request are guessed ahead from what its text repeats, where that pays (None: by the
     device; 0: never).
 
+    On a GPU, steps with prefills of up to `graph_rows` rows run as CUDA graphs but for their attention (0: none do).
+
     What the prefix tree gives up is kept in `host_bytes` of host memory, and from there written to `disk_bytes` of
     files below `disk_path`, which other engines may share; 0 turns a tier off. The disk's pages pass through host
     memory.
@@ -36,6 +38,7 @@ class EngineOptions:
     max_running: int = 64
     shared_tokens: int = 64
     guessed_tokens: int | None = None
+    graph_rows: int = 0
     host_bytes: int = 0
     disk_bytes: int = 0
     disk_path: Path | None = None
@@ -44,7 +47,7 @@ class EngineOptions:
         for name in ("kv_bytes", "page_size", "step_tokens", "least_prefill", "max_running", "shared_tokens"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, found {getattr(self, name)}")
-        for name in ("host_bytes", "disk_bytes"):
+        for name in ("graph_rows", "host_bytes", "disk_bytes"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} must not be negative, found {getattr(self, name)}")
         if self.disk_bytes and (self.disk_path is None or not self.host_bytes):

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from .drawing import Drawer, Drawn
 from .grammar.filling import Masks
-from .model import Decoder
+from .model import Decoder, Joints
 from .plan import StepPlan
 from .pool import KVPool
 from .sampling import UNDECIDED
@@ -45,8 +45,8 @@ class Flight:
 class StepRunner:
     """For the engine's thread. `steps`, if any, run plans of one row a request, and guesses.
 
-    `loads` is asked before each step that is not launched behind another one; `carry` takes those back of which a step
-    did not wait for all layers.
+    `joints`, if any, are the decoder's for other plans. `loads` is asked before each step that is not launched behind
+    another one; `carry` takes those back of which a step did not wait for all layers.
     """
 
     def __init__(
@@ -60,6 +60,7 @@ class StepRunner:
         drawer: Drawer,
         masks: Masks,
         steps: SingleRowSteps | None,
+        joints: Joints | None = None,
     ) -> None:
         self._decoder = decoder
         self._pool = pool
@@ -69,6 +70,7 @@ class StepRunner:
         self._drawer = drawer
         self._masks = masks
         self._steps = steps
+        self._joints = joints
 
     def overlaps(self, plan: StepPlan) -> bool:
         """Whether the plan can be launched, and the next step behind it, before its tokens are known."""
@@ -127,7 +129,8 @@ class StepRunner:
             return self._draw(self._steps.drafted(*rows, widths), plan)
         try:
             loads.begin()  # while the host lays out the step
-            output = self._decoder.forward(replace(self._table.layout(plan), loads=loads), self._pool)
+            batch = replace(self._table.layout(plan), loads=loads)
+            output = self._decoder.forward(batch, self._pool, joints=self._joints)
         except BaseException:
             loads.settle()
             raise

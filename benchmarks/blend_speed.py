@@ -175,13 +175,19 @@ def main() -> None:
     parser.add_argument("--chunks", default="512,1024")
     parser.add_argument("--requests", type=int, default=1, help="prompts that come at once")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--graph-rows", type=int, default=0, help="see EngineOptions.graph_rows")
     parser.add_argument("--dtype", choices=("auto", "model", "int8", "fp8"), default="auto", help="of the chunks")
     options = parser.parse_args()
     totals, lengths = ([int(one) for one in text.split(",")] for text in (options.prompts, options.chunks))
     model = loaded(options.shape, options.model)
     device = model.decoder.device
     tokens = options.requests * (max(totals) + 64) + 1024
-    chosen = EngineOptions(pages=tokens // 16, step_tokens=8192 if device.type == "cuda" else 512, max_running=16)
+    chosen = EngineOptions(
+        pages=tokens // 16,
+        step_tokens=8192 if device.type == "cuda" else 512,
+        max_running=16,
+        graph_rows=options.graph_rows,
+    )
     engine = Engine(model, options=chosen)
     found = rates(device, model.decoder.dtype)
     console = Console(width=130)

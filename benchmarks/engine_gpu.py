@@ -194,7 +194,7 @@ class Figures:
     cached: dict[int, float]
 
 
-def ours(spec: ModelSpec, batches: list[int], prompts: list[int], console: Console) -> Figures:
+def ours(spec: ModelSpec, batches: list[int], prompts: list[int], console: Console, *, graph_rows: int) -> Figures:
     """Measure the engine; prints it beside the floors."""
     copy, product = ceilings()
     torch.manual_seed(0)
@@ -206,7 +206,9 @@ def ours(spec: ModelSpec, batches: list[int], prompts: list[int], console: Conso
     matrices, weight_bytes = layer_bytes // 2, layer_bytes + weights.head.nbytes
     key_bytes = 4 * spec.kv_heads * spec.head_dim  # of a key and its value in one layer
     # Without `stall`: all requests come at once, and with it the first would end before the last has begun.
-    options = EngineOptions(kv_bytes=48 << 30, step_tokens=8192, max_running=max(batches), page_size=16, stall=None)
+    options = EngineOptions(
+        kv_bytes=48 << 30, step_tokens=8192, max_running=max(batches), page_size=16, stall=None, graph_rows=graph_rows
+    )
     engine = Engine(model, options=options)
     console.print(f"copy {copy / 1e12:.2f} TB/s, product {product / 1e12:.0f} TFLOP/s")
     figures = Figures(step={}, cold={}, cached={})
@@ -274,12 +276,13 @@ def main() -> None:
     parser.add_argument("--shape", choices=SHAPES, default="llama-8b")
     parser.add_argument("--batches", default="1,8,64,256")
     parser.add_argument("--prompts", default="2048,8192,16000")
+    parser.add_argument("--graph-rows", type=int, default=0, help="see EngineOptions.graph_rows")
     parser.add_argument("--peer", action="append", default=[], help="transformers or vllm, or vllm=PYTHON")
     options = parser.parse_args()
     batches, prompts = ([int(one) for one in text.split(",")] for text in (options.batches, options.prompts))
     console = Console(width=120)
     console.print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {options.shape}")
-    mine = ours(spec_from_config(SHAPES[options.shape]), batches, prompts, console)
+    mine = ours(spec_from_config(SHAPES[options.shape]), batches, prompts, console, graph_rows=options.graph_rows)
     gc.collect()
     torch.cuda.empty_cache()
     for one in options.peer:

@@ -4,7 +4,7 @@ import gc
 import weakref
 
 import pytest
-from promptsluice.backend_engine.graphs import uncollected
+from promptsluice.backend_engine.capture import uncollected
 
 
 class Loop:

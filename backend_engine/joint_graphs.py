@@ -1,0 +1,73 @@
+"""CUDA graphs of what stands between one layer's attention and the next one's, for prefills of few rows.
+
+Such a step is bound by the host: a layer has some ten launches, of which a graph makes one. Attention stays out of it:
+how its keys are split depends on the prompt, and it waits for keys that come from elsewhere. A step between two sizes
+is padded with rows that nobody reads.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable
+from itertools import product
+
+import torch
+from torch import Tensor
+
+from .capture import Recorder, uncollected
+from .model import Decoder
+
+# With 8 rows and fewer, kernels of few rows do with fewer launches.
+_LEAST = 9
+_SIZES = (16, 32, 48, 64, 96, 128, 192, 256, 320, 384, 448, 512)
+
+Record = Callable[[Callable[[], None]], Callable[[], None]]
+"""What records the work of a callable, as something that runs it again and again."""
+
+
+class JointGraphs:
+    """See Joints. Serves steps of up to `most` rows; `record` makes the graphs, by default CUDA's.
+
+    One step at a time: all of them work in the same memory. All are recorded at once.
+    """
+
+    def __init__(self, decoder: Decoder, *, most: int, record: Callable[[], Record] | None = None) -> None:
+        self._decoder = decoder
+        self._sizes = [size for size in _SIZES if size < most] + [most]
+        spec = decoder.spec
+        widths = (spec.heads * spec.head_dim, spec.hidden, (spec.heads + 2 * spec.kv_heads) * spec.head_dim)
+        self._attended, self._residual, self._product = (
+            torch.zeros(most, width, dtype=decoder.dtype, device=decoder.device) for width in widths
+        )
+        layers = range(spec.layers - 1)  # the last one's rows are cut to those that need logits
+        with uncollected(), torch.inference_mode():
+            recording = (record or _cuda)()
+            # Large sizes first: the memory that they work in serves the smaller ones too.
+            self._replays = {
+                (size, layer): recording(self._work(size, layer))
+                for size, layer in product(reversed(self._sizes), layers)
+            }
+
+    def between(self, layer: int, attended: Tensor, residual: Tensor) -> tuple[Tensor, Tensor] | None:
+        rows = attended.shape[0]
+        if not _LEAST <= rows <= self._sizes[-1]:
+            return None
+        self._attended[:rows].copy_(attended)
+        if residual.data_ptr() != self._residual.data_ptr():  # not left here by the layer before
+            self._residual[:rows].copy_(residual)
+        self._replays[self._sizes[bisect_left(self._sizes, rows)], layer]()
+        return self._product[:rows], self._residual[:rows]
+
+    def _work(self, size: int, layer: int) -> Callable[[], None]:
+        attended, residual, product = self._attended[:size], self._residual[:size], self._product[:size]
+
+        def work() -> None:
+            made, after = self._decoder.between(layer, attended, residual)
+            product.copy_(made)
+            if after.data_ptr() != residual.data_ptr():
+                residual.copy_(after)
+
+        return work
+
+
+def _cuda() -> Record:
+    recorder = Recorder()
+    return lambda work: recorder(work)[0].replay
