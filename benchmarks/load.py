@@ -123,6 +123,13 @@ async def beside_a_prefill(
     return alone, beside, took
 
 
+def sizes(model: LoadedModel, pages: int, graph_rows: int) -> EngineOptions:
+    """As the gateway has them on the device."""
+    if model.decoder.device.type == "cpu":
+        return EngineOptions(pages=pages, max_running=32)
+    return EngineOptions(pages=pages, max_running=32, step_tokens=4096, least_prefill=256, graph_rows=graph_rows)
+
+
 def lone_outputs(model: LoadedModel, sent: list[Sent], *, pages: int) -> list[list[int]]:
     """What each request gives on an engine of its own, one after another."""
     service = EngineService(Engine(model, options=EngineOptions(pages=pages, max_running=1)))
@@ -162,6 +169,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2-135m-instruct")
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--graph-rows", type=int, default=0, help="see EngineOptions.graph_rows")
     parser.add_argument("--requests", type=int, default=200)
     parser.add_argument("--rate", type=float, default=4.0, help="arrivals a second")
     parser.add_argument("--longest", type=int, default=600, help="tokens of a prompt")
@@ -173,7 +181,7 @@ def main() -> None:
     model = load_model(options.model, dtype="float32", device=options.device)
     vocab, pages = model.spec.vocab, (options.prefill + 16_000) // 16
     sent = drawn(dice, requests=options.requests, vocab=vocab, longest=options.longest)
-    service = EngineService(Engine(model, options=EngineOptions(pages=pages, max_running=32)), max_waiting=1000)
+    service = EngineService(Engine(model, options=sizes(model, pages, options.graph_rows)), max_waiting=1000)
     service.start()
     processor = f"{platform.machine()}, {torch.get_num_threads()} threads"
     where = torch.cuda.get_device_name() if model.decoder.device.type == "cuda" else processor
@@ -181,8 +189,8 @@ def main() -> None:
 
     async def measured() -> tuple[list[float], list[float], list[float], float]:
         memory = await load(service, sent, rate=options.rate, dice=dice)
-        sizes = {"streams": options.streams, "prefill": options.prefill}
-        return memory, *await beside_a_prefill(service, **sizes, vocab=vocab, dice=dice)
+        counts = {"streams": options.streams, "prefill": options.prefill}
+        return memory, *await beside_a_prefill(service, **counts, vocab=vocab, dice=dice)
 
     memory, alone, beside, took = asyncio.run(measured())
     stats = service.stats()
