@@ -3,17 +3,16 @@ of punctuation, or a whole protected span; never part of a word, and never part 
 """
 
 import re
-import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 
 from .blocks import Line, LineKind, lines_of
+from .graphemes import end_of, parted, start_of
 from .outline import TURN, Outline
 from .result import Span
 from .sentences import SPEAKER, heading_level
 
-_MARKS = "\u3099\u309a\ufe00-\ufe0f\U000e0100-\U000e01ef"
 # Kana other than katakana, and Han; katakana runs are words.
 _SINGLE = (
     "\u3005-\u3007\u3041-\u3096\u309d-\u309f\u2e80-\u2fdf\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
@@ -24,14 +23,14 @@ _PUNCT = (
 )
 _LETTER = rf"[^\s{_PUNCT}{_SINGLE}]"
 _ATOM = re.compile(
-    rf"(?P<word>{_LETTER}++(?:[-'’._/@&:+]{_LETTER}++)*+)|(?P<single>[{_SINGLE}][{_MARKS}]*+)"
+    rf"(?P<word>{_LETTER}++(?:[-'’._/@&:+]{_LETTER}++)*+)|[{_SINGLE}]"
     rf"|(?P<pair>[()\[\]{{}}（）【】]|\*\*)|(?P<punct>(?:(?![()\[\]{{}}（）【】]|\*\*)[{_PUNCT}])++)|\S"
 )
 # What is joined to a protected span is part of it: "mid-1990s" says something else than "1990s".
 _JOINED_BEFORE = re.compile(rf"(?:{_LETTER}++[-'’/&+])++\Z")
 _JOINED_AFTER = re.compile(rf"(?:[-'’/&+]{_LETTER}++)++")
 _LONGEST_JOINED = 40
-_IN_WORD = re.compile(rf"(?<={_LETTER}){_LETTER}|[{_MARKS}]|\u200d")
+_IN_WORD = re.compile(rf"(?<={_LETTER}){_LETTER}")
 _SENTENCE_END = re.compile("[.!?。！？؟۔।｡]")
 _LIST_MARKER = re.compile(r"[ \t>]*(?:[-*+•]|\d{1,9}[.)、])(?=[ \t])|[ ]{0,3}>+")
 
@@ -138,7 +137,8 @@ def _wholes(text: str, protected: Sequence[Span], lines: Sequence[Line]) -> list
     found: list[_Whole] = []
     for one in sorted(wanted, key=lambda one: (one.start, one.end)):
         body = text[one.start : one.end]
-        low, high = one.start + len(body) - len(body.lstrip()), one.start + len(body.rstrip())
+        low = start_of(text, one.start + len(body) - len(body.lstrip()))
+        high = end_of(text, one.start + len(body.rstrip()))
         if found and low < found[-1].end:
             last = found[-1]
             found[-1] = _Whole(last.start, max(high, last.end), last.level or one.level, last.free and one.free)
@@ -158,7 +158,7 @@ def _with_joined(text: str, span: Span) -> Span:
 
 def _cuts(text: str, at: int) -> bool:
     """Whether a border there would part a word, or a character from its marks."""
-    return at > 0 and (_IN_WORD.match(text, at) is not None or unicodedata.combining(text[at : at + 1] or " ") > 0)
+    return _IN_WORD.match(text, at) is not None or parted(text, at)
 
 
 def _blank(text: str, start: int, end: int) -> int:
@@ -170,9 +170,9 @@ def _free(text: str, start: int, end: int, markers: dict[int, int]) -> Iterator[
     """The atoms between two protected spans."""
     at = start
     while at < end and (match := _ATOM.search(text, at, end)):
-        low, high = match.span()
+        low, high = start_of(text, match.start()), end_of(text, match.end())
         if low in markers and markers[low] <= end:
-            high, kind = markers[low], AtomKind.MARKER
+            high, kind = end_of(text, markers[low]), AtomKind.MARKER
         elif match.lastgroup == "punct":
             kind = AtomKind.END if _SENTENCE_END.search(match[0]) else AtomKind.PUNCT
         else:

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from .blocks import AS_IT_IS, REFERENCE, LineKind, lines_of
+from .graphemes import end_of, start_of
 from .jsonscan import documents
 from .result import Span
 from .spans import union
@@ -117,7 +118,7 @@ def protected_spans(text: str, *, categories: Iterable[str] = CATEGORIES) -> tup
     if "url" in wanted:
         found += (_trimmed(text, match.span()) for match in _URL_BEHIND.finditer(text))
     found += _without_remarks(text, [_trimmed(text, match.span()) for match in pattern.finditer(text)])
-    return union(found)
+    return union((start_of(text, start), end_of(text, end)) for start, end in union(found))
 
 
 def _without_remarks(text: str, spans: Sequence[Span]) -> Iterable[Span]:
