@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from .base import Job, LossyOptions, Task
 from .context import CompressionContext
 from .options import folder, option, whole
-from .pruning import Candidate, Draft, pruned, settled, time_to_judge
+from .pruning import Candidate, Draft, drafts_in_time, pruned, settled, time_to_judge, unread
 from .result import FAILED_NOTE, Rewrite
 
 if TYPE_CHECKING:
@@ -41,12 +41,17 @@ class Classifier(LossyOptions):
             if job.context.expired():
                 return
             tasks = list(group)
-            yield from pruned(tasks, self._candidates(model, tasks, job.context), self.target, job.context)
+            drafts = drafts_in_time(tasks, job.context)
+            if drafts:
+                candidates = self._candidates(model, tasks, drafts, job.context)
+                yield from pruned(tasks, candidates, self.target, job.context)
+            else:
+                yield from unread(tasks)
 
     def _candidates(
-        self, model: "TokenClassifier", tasks: Sequence[Task], context: CompressionContext
+        self, model: "TokenClassifier", tasks: Sequence[Task], drafts: Sequence[Draft], context: CompressionContext
     ) -> list[Candidate]:
-        drafts, texts = [Draft.of(task) for task in tasks], [task.text for task in tasks]
+        texts = [task.text for task in tasks]
         if settled(drafts, self.target, context):
             return [Candidate.unjudged(draft) for draft in drafts]
         votes = model.votes(texts, remaining=time_to_judge(texts, context), clock=context.clock)

@@ -12,7 +12,7 @@ from .base import Job, LossyOptions, Task
 from .context import CompressionContext
 from .nearness import Nearness, nearness
 from .options import option, share
-from .pruning import Candidate, Draft, Of, pruned, settled, time_to_judge
+from .pruning import Candidate, Draft, Of, drafts_in_time, pruned, settled, time_to_judge, unread
 from .result import FAILED_NOTE, Rewrite, Span
 from .surprise import Surprise, surprise_of
 
@@ -57,7 +57,10 @@ class Perplexity(LossyOptions):
             yield from self._rewrites(list(group), job.context)
 
     def _rewrites(self, tasks: Sequence[Task], context: CompressionContext) -> Iterator[tuple[Task, Rewrite]]:
-        drafts = [Draft.of(task) for task in tasks]
+        drafts = drafts_in_time(tasks, context)
+        if not drafts:
+            yield from unread(tasks)
+            return
         if settled(drafts, self.target, context):
             yield from pruned(tasks, [Candidate.unjudged(draft) for draft in drafts], self.target, context)
             return

@@ -28,8 +28,8 @@ _NEAR, _SEARCHES = 0.97, 8
 _GOVERNS = 6.0
 # What any word is worth, in nats, as far as its place counts for more than others: what answers is read whole.
 _IN_PLACE = 8.0
-# Characters a second for which the choice is made, at worst on one slow core.
-_SPEED = 60_000.0
+# Characters a second that are taken apart, and for which the choice is made, at worst on one slow core.
+_APART_SPEED, _SPEED = 100_000.0, 60_000.0
 
 Of = Callable[[Sequence[Span]], NDArray[np.float64]]
 """What is said of spans, ascending and disjoint: [spans]."""
@@ -178,6 +178,20 @@ class Candidate:
         return worth
 
 
+def drafts_in_time(tasks: Sequence[Task], context: CompressionContext) -> list[Draft]:
+    """The draft of each task; none at all where there is no time to make them and to see what must stay."""
+    needed = sum(len(task.text) for task in tasks) / _APART_SPEED
+    if context.remaining() <= needed:
+        return []
+    drafts = [Draft.of(task) for task in tasks]
+    return drafts if context.remaining() > needed else []
+
+
+def unread(tasks: Sequence[Task]) -> Iterator[tuple[Task, Rewrite]]:
+    """All texts whole, for want of time."""
+    return ((task, Rewrite.whole(task.text, note=LATE_NOTE)) for task in tasks)
+
+
 def settled(drafts: Sequence[Draft], target: Callable[[int], float], context: CompressionContext) -> bool:
     """Whether what must stay fills the budget, so that nothing need be judged."""
     if not all(any(draft.fixed) for draft in drafts):
@@ -193,6 +207,9 @@ def pruned(
 
     What was not judged in time stays whole; so does everything where it is few enough already.
     """
+    if not any(one.cut for one in candidates):
+        yield from unread(tasks)
+        return
     pruning = Pruning([one for one in candidates if one.cut], context)
     wanted = target(pruning.tokens)
     if wanted >= pruning.tokens:
@@ -216,8 +233,10 @@ class Pruning:
         self._companions = [Companions(one.text, one.atoms, one.forced) for one in candidates]
         places = [(n, i) for n, one in enumerate(candidates) for i, _ in one.free]
         worth = [value for one in candidates for _, value in one.free]
-        # By worth, then by place.
+        # By worth, then by place; then what no word brings along.
         self._order = [places[k] for k in np.argsort(-np.array(worth), kind="stable")] if places else []
+        self._judged = len(self._order)
+        self._order += self._left_alone()
         self._sizes: dict[tuple[int, bytes], int] = {}
         self.tokens = sum(context.count(one.text) for one in candidates)
 
@@ -226,53 +245,83 @@ class Pruning:
         return self._size(())
 
     def kept(self, target: float) -> list[list[Span]]:
-        """The spans of each candidate that stay, at most `target` tokens in all beside what must."""
-        order, context = self._order, self._context
-        lengths = [self._length(n, i) for n, i in order]
-        chars = sum(len(one.text) for one in self._candidates)
-        fixed = sum(
-            self._length(n, i) for n, one in enumerate(self._candidates) for i, must in enumerate(one.forced) if must
-        )
-        per_char = self.tokens / chars if chars else 0.0
-        room = target / per_char - fixed if per_char else 0.0
-        chosen: list[int] = []
-        at = held = 0  # where the search goes on, and what was there before it, in tokens
+        """The spans of each candidate that stay, at most `target` tokens in all beside what must; about as many where
+        there is no time to count.
+        """
+        if self._context.expired():
+            chosen = list(range(self._guess(0, len(self._order), self._room(target))))
+        else:
+            chosen = self._searched([], 0, self._judged, target)
+            if not chosen or not (self._context.expired() or _near(self._of(chosen), target)):
+                chosen = self._searched(chosen, self._judged, len(self._order), target)
+        return [self._spans(n, keep) for n, keep in enumerate(self._masks([self._order[k] for k in chosen]))]
+
+    def _left_alone(self) -> list[tuple[int, int]]:
+        """What would not stay along with anything if all stayed that is judged: marks without a word, conjunctions
+        without two. In their order; where words do not fill the budget, these do.
+        """
+        return [
+            (n, i)
+            for n, keep in enumerate(self._masks(self._order))
+            for i, stays in enumerate(self._with_companions(n, keep))
+            if not stays and self._candidates[n].atoms[i].kind is not AtomKind.HEAD
+        ]
+
+    def _searched(self, chosen: list[int], at: int, end: int, target: float) -> list[int]:
+        """`chosen` and what of the order from `at` to `end` still fits, first come first served."""
+        context = self._context
+        held = self._of(chosen) if chosen else 0  # what was there before this search, in tokens
+        room = (target - held) / self._per_char if chosen else self._room(target)
         for _ in range(_SEARCHES):
             fit = most_that_fit(
-                len(order) - at,
+                end - at,
                 size_of=lambda k: self._of(chosen, range(at, at + k)) - held,  # noqa: B023 - called before they change
                 target=target - held,
-                guess=sum(1 for spent in itertools.accumulate(lengths[at:]) if spent <= room),
+                guess=self._guess(at, end, room),
                 expired=context.expired,
             )
             if held and context.expired():  # what the search last guessed may be too much
                 break
-            chosen += range(at, at + fit)
-            at = min(len(order), at + fit + 1)  # this one was too large
+            chosen = [*chosen, *range(at, at + fit)]
+            at = min(end, at + fit + 1)  # this one was too large
             chosen = filled(
-                chosen,
-                range(at, min(len(order), at + _FILLERS)),
-                size_of=self._of,
-                target=target,
-                expired=context.expired,
+                chosen, range(at, min(end, at + _FILLERS)), size_of=self._of, target=target, expired=context.expired
             )
-            at = min(len(order), at + _FILLERS)
-            if at == len(order) or context.expired():
+            at = min(end, at + _FILLERS)
+            if at == end or context.expired():
                 break
             held = self._of(chosen)
-            if held >= _NEAR * target or held + 1 > target:
+            if _near(held, target):
                 break
-            room = (target - held) / per_char
-        return [self._spans(n, keep) for n, keep in enumerate(self._masks([order[k] for k in chosen]))]
+            room = (target - held) / self._per_char
+        return chosen
+
+    def _guess(self, at: int, end: int, room: float) -> int:
+        """About how many of the order from `at` to `end` go into so many characters."""
+        return sum(1 for spent in itertools.accumulate(self._lengths[at:end]) if spent <= room)
+
+    def _room(self, target: float) -> float:
+        """About how many characters that makes beside what must stay."""
+        forced = sum(
+            _length(atom) for one in self._candidates for atom, must in zip(one.atoms, one.forced, strict=True) if must
+        )
+        return target / self._per_char - forced
+
+    @cached_property
+    def _per_char(self) -> float:
+        return self.tokens / sum(len(one.text) for one in self._candidates)
+
+    @cached_property
+    def _lengths(self) -> list[int]:
+        """In characters, of what is chosen from, with all that stays or goes with it."""
+        return [
+            sum(_length(self._candidates[n].atoms[j]) for j in self._candidates[n].bonds.group(i) or (i,))
+            for n, i in self._order
+        ]
 
     def _of(self, chosen: Sequence[int], more: Sequence[int] = ()) -> int:
         """Tokens with these of the order."""
         return self._size([self._order[k] for k in (*chosen, *more)])
-
-    def _length(self, n: int, i: int) -> int:
-        one = self._candidates[n]
-        chosen = [one.atoms[j] for j in one.bonds.group(i) or (i,)]
-        return sum(atom.end - atom.start + 1 for atom in chosen)
 
     def _masks(self, chosen: Sequence[tuple[int, int]]) -> list[list[bool]]:
         masks = [one.forced.copy() for one in self._candidates]
@@ -281,10 +330,13 @@ class Pruning:
                 masks[n][j] = True
         return masks
 
-    def _spans(self, n: int, keep: list[bool]) -> list[Span]:
+    def _with_companions(self, n: int, keep: list[bool]) -> list[bool]:
         self._candidates[n].bonds.join(keep)
         self._companions[n].join(keep)
-        return self._rebuilders[n].spans(keep)
+        return keep
+
+    def _spans(self, n: int, keep: list[bool]) -> list[Span]:
+        return self._rebuilders[n].spans(self._with_companions(n, keep))
 
     def _size(self, chosen: Sequence[tuple[int, int]]) -> int:
         """Tokens with these atoms beside the forced ones; a text whose choice was seen before is not counted again."""
@@ -302,6 +354,16 @@ def time_to_judge(texts: Sequence[str], context: CompressionContext) -> Callable
     """The seconds that are left until the choice must begin, which gets at most half of what there is now."""
     held = min(sum(map(len, texts)) / _SPEED, context.remaining() / 2)
     return lambda: max(0.0, context.remaining() - held)
+
+
+def _near(size: int, target: float) -> bool:
+    """Whether too little is left to be worth another search."""
+    return size >= _NEAR * target or size + 1 > target
+
+
+def _length(atom: Atom) -> int:
+    """In characters, with the gap behind it."""
+    return atom.end - atom.start + 1
 
 
 def _border(text: str, end: int, protected: Sequence[Span]) -> int:

@@ -9,6 +9,7 @@ import sys
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -632,6 +633,65 @@ def test_rate_is_met_from_sixty_tokens_on(
     result = create("perplexity", {"target_rate": rate}).compress(prompt_of(text), context=context())
     asked = rate * result.tokens_before
     assert math.floor(asked) - 0.03 * asked <= result.tokens_after <= asked or "missed" in result.note
+
+
+CONTENTS = "".join(f"{name}{' .' * 20}\n" for name in ("Intro", "Methods", "Results", "Talk", "Ends", "Index", "Notes"))
+
+
+@pytest.mark.parametrize("rate", [0.3, 0.5, 0.8])
+@pytest.mark.parametrize(
+    "text", [". . . . " * 60, "? ! " * 100, "** " * 200, "and " * 200, "- ? !\n- . .\n" * 30, CONTENTS]
+)
+def test_rate_is_met_by_marks_and_conjunctions_where_words_are_too_few(
+    text: str, rate: float, context: Make, prompt_of: PromptOf, tool_texts: TextsOf
+) -> None:
+    for options in ({"target_rate": rate}, {"target_rate": 0.1, "floor_rate": rate}):
+        result = create("perplexity", options).compress(prompt_of(text), context=context())
+        asked = rate * result.tokens_before
+        assert math.floor(asked) - 0.03 * asked <= result.tokens_after <= asked
+        assert not result.note
+        short = tool_texts(result.prompt)[0]
+        assert all(name in short for name in CONTENTS.split() if name.isalpha() and name in text), "words go last"
+
+
+# Not timed: what takes quadratic time on one of these takes many minutes, and no run of the suite would end soon.
+@pytest.mark.parametrize("unit", ["不", "必须", "not ", "No\n", "May\n", "and ", ". ", "** ", "1\ufe0f\u20e3"])
+def test_repeated_words_and_marks_cost_no_more_than_their_length(
+    unit: str, context: Make, prompt_of: PromptOf, tool_texts: TextsOf
+) -> None:
+    text = unit * (100_000 // len(unit))
+    result = create("perplexity", {"kinds": ["tool_result"]}).compress(prompt_of(text), context=context())
+    assert "missed" in result.note or 0.485 <= result.rate <= 0.5
+
+
+def test_time_too_short_for_anything_leaves_the_text_and_says_so(context: Make, prompt_of: PromptOf) -> None:
+    text = "Some words of a long and winding story that goes on. " * 12
+    seen: set[float] = set()
+    for readings in range(12):
+        clock = itertools.chain([0.0] * readings, itertools.repeat(9.997))
+        late = context(deadline=10.0, clock=lambda clock=clock: next(clock))
+        result = create("perplexity", {"kinds": ["tool_result"]}).compress(prompt_of(text), context=late)
+        assert result.rate <= 0.5 or result.trouble == "late"
+        seen.add(round(result.rate, 1))
+    assert 1.0 in seen and 0.5 in seen
+
+
+@pytest.mark.parametrize("text", ["quiet rivers carry heavy boats " * 30, "** " * 200, "and " * 200])
+def test_where_nothing_can_be_counted_any_more_about_as_much_stays(
+    text: str, context: Make, prompt_of: PromptOf
+) -> None:
+    scorer = context().score
+    assert scorer is not None
+    now = 0.0
+
+    def late(texts: Sequence[str], **asked: Any) -> Iterator[Window]:
+        nonlocal now
+        yield from scorer(texts, **asked)
+        now = 9.0
+
+    timed = context(score=late, deadline=9.0, clock=lambda: now)
+    result = create("perplexity", {"kinds": ["tool_result"]}).compress(prompt_of(text), context=timed)
+    assert 0.4 <= result.rate <= 0.6
 
 
 PLAIN = "quiet rivers carry heavy boats along green hills under pale clouds while farmers watch distant storms"
