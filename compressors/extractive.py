@@ -69,19 +69,16 @@ class Extractive(LossyOptions):
     def _choice(self, units: Units, context: CompressionContext) -> Choice:
         must = units.with_headings(units.must)
         if self._settled(units, must):
-            if context.expired():
-                return Choice(must)
             return with_nearest(self._noted(units, must), units, self, context)
         judged = judge(units, context, by=self.relevance, model=self.model)
         selection = Selection(units, judged, self, context, redundancy=self.redundancy)
-        keep = selection.within_target()
+        choice = selection.within_target()
         if judged.seen < len(units):
-            return Choice(keep, f"{LATE_NOTE}: {judged.seen} of {len(units)} sentences judged, the rest kept")
-        if context.expired():
-            return Choice(keep)
-        choice = self._noted(units, keep)
-        if keep == selection.least and any(units.must):
-            choice = with_nearest(choice, units, self, context)
+            choice = Choice(choice.keep, f"{LATE_NOTE}: {judged.seen} of {len(units)} sentences judged, the rest kept")
+        elif not choice.note:
+            choice = self._noted(units, choice.keep)
+            if choice.keep == selection.least and any(units.must):
+                choice = with_nearest(choice, units, self, context)
         return selection.with_floor(choice)
 
     def _settled(self, units: Units, must: list[bool]) -> bool:

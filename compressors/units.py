@@ -1,6 +1,6 @@
 """The units of one message's segments, which share a budget: their texts and sizes, and what stays along with them."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -10,6 +10,8 @@ from .outline import Outline
 from .rebuild import Rebuilder
 from .result import Rewrite, Span
 from .sentences import Unit, units_of
+
+_PIECE = 4000  # characters, which say how long a count takes
 
 
 class Choice(NamedTuple):
@@ -51,10 +53,10 @@ class Units:
         self.must += _touched(units, task.protected)
         if task.goes_on and units:
             self.must[-1] |= units[-1].level > 0
-            for head in self._over(numbers[-1]):
+            for head in self.over(numbers[-1]):
                 self.must[head] = True
 
-    def _over(self, i: int) -> Iterator[int]:
+    def over(self, i: int) -> Iterator[int]:
         """The headings that a unit stands under, nearest first."""
         above = self.above[i]
         while above is not None:
@@ -87,6 +89,12 @@ class Units:
         """Whether a unit by itself has no more tokens than that; one is at least a byte."""
         text = self.texts[i]
         return len(text.encode("utf-8", "surrogatepass")) <= room or self._count(text) <= room
+
+    def counting(self, tokens: float, clock: Callable[[], float]) -> float:
+        """Seconds that a count of so many tokens takes, by a piece of the text."""
+        piece = self._segments[0].task.text[:_PIECE]
+        began = clock()
+        return tokens / max(1, self._count(piece)) * (clock() - began)
 
     def size(self, keep: Sequence[bool]) -> int:
         """Tokens of all segments with these units."""

@@ -2,14 +2,14 @@
 
 import itertools
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from promptsluice.compressors import CompressionContext, create
+from promptsluice.compressors import Compression, CompressionContext, create
 from promptsluice.compressors.sentences import units_of
 from promptsluice.prompt import Prompt
 
@@ -483,3 +483,79 @@ def test_at_least_the_floor_stays(options: dict[str, Any], sentences: int, note:
     assert short.count(".") == sentences
     assert short.startswith("River")
     assert (note in result.note) if note else "at least" not in result.note
+
+
+LISTED = "\n".join(f"- {PLACES[n % 14]} and {PLACES[n * n % 13]}" for n in range(60))
+HEADED = "\n\n".join(f"# {PLACES[n % 14]}\n\n{PROSE[n % 28]} {PROSE[(n + 9) % 28]}" for n in range(15))
+
+
+def results_by_deadline(text: str, options: dict[str, Any], context: Make) -> list[Compression]:
+    """What comes of it when time is up after ever more looks at the clock, last when there is enough."""
+    results: list[Compression] = []
+    for looks in itertools.count(1, 7):
+        seen = itertools.count()
+
+        def clock(seen: Iterator[int] = seen, looks: int = looks) -> float:
+            return 10.0 if next(seen) >= looks else 0.0
+
+        late = context(question="Which river?", clock=clock, deadline=5.0)
+        prompt = asked_of_documents("Which river?", text)
+        results.append(create("extractive", {"min_tokens": 1, **options}).compress(prompt, context=late))
+        if next(seen) < looks:
+            return results
+    raise AssertionError
+
+
+@pytest.mark.parametrize("text", [" ".join(PROSE * 2), LISTED, HEADED, "- x\n" * 80, ". " * 80])
+@pytest.mark.parametrize(
+    ("options", "least", "most"),
+    [
+        ({}, 0.44, 0.5),
+        ({"floor_rate": 0.45}, 0.45, 0.5),
+        ({"floor_rate": 0.5}, 0.5, 0.53),
+        ({"target_rate": 0.8, "relevance": "words"}, 0.75, 0.8),
+    ],
+)
+def test_time_that_ends_in_the_choice_leaves_about_what_was_asked(
+    text: str, options: dict[str, Any], least: float, most: float, context: Make
+) -> None:
+    results = results_by_deadline(text, options, context)
+    assert all(result.rate >= least for result in results), [result.rate for result in results]
+    cut = [result for result in results if "cut short" in result.note]
+    assert cut
+    assert all(result.rate <= most for result in cut), [result.rate for result in cut]
+    done = results[-1].prompt
+    assert all("deadline" in result.note for result in results if result.prompt.messages != done.messages)
+
+
+def test_time_that_ends_where_only_large_units_meet_the_floor_leaves_all(context: Make) -> None:
+    text = " ".join(f"{PLACES[n].capitalize()}{' stood by it' * 23}." for n in range(4))
+    results = results_by_deadline(text, {"target_rate": 0.1, "floor_tokens": 100}, context)
+    assert results[-1].tokens_after == 142
+    assert all(result.tokens_after >= 142 for result in results)
+    assert any("original was kept" in result.note and result.tokens_after == 284 for result in results)
+
+
+def test_time_that_counting_takes_is_left(context: Make) -> None:
+    now, looks, deadline = 0.0, 0, 100.0
+
+    def slow(text: str) -> int:
+        nonlocal now
+        now += len(text) / 1e5
+        return context().count(text)
+
+    def clock() -> float:
+        nonlocal now, looks
+        looks += 1
+        if looks == 1200:  # in the order
+            now = deadline - 0.7
+        now += 1e-3 if looks > 1200 else 0.0
+        return now
+
+    text = " ".join(PROSE * 20)
+    late = context(count=slow, clock=clock, deadline=deadline)
+    options = {"relevance": "words", "min_tokens": 1}
+    result = create("extractive", options).compress(asked_of_documents("Which river?", text), context=late)
+    assert "cut short" in result.note
+    assert 0.45 <= result.rate <= 0.5
+    assert now <= deadline
