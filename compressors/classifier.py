@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from .base import Job, LossyOptions, Task
+from .candidate import Candidate
 from .context import CompressionContext
+from .draft import Draft
 from .options import folder, option, whole
-from .pruning import Candidate, Draft, drafts_in_time, pruned, settled, time_to_judge, unread
+from .pruning import drafts_in_time, pruned, settled, time_to_judge, unread
 from .result import FAILED_NOTE, Rewrite
 
 if TYPE_CHECKING:
@@ -56,5 +58,6 @@ class Classifier(LossyOptions):
             return [Candidate.unjudged(draft) for draft in drafts]
         votes = model.votes(texts, remaining=time_to_judge(texts, context), clock=context.clock)
         return [
-            draft.judged(task, end=one.end, worth=one.of) for draft, task, one in zip(drafts, tasks, votes, strict=True)
+            Candidate.judged(draft, task, end=one.end, worth=one.of)
+            for draft, task, one in zip(drafts, tasks, votes, strict=True)
         ]

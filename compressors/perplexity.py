@@ -9,10 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .base import Job, LossyOptions, Task
+from .candidate import Candidate, SpanValues
 from .context import CompressionContext
+from .draft import Draft
 from .nearness import Nearness, nearness
 from .options import option, share
-from .pruning import Candidate, Draft, Of, drafts_in_time, pruned, settled, time_to_judge, unread
+from .pruning import drafts_in_time, pruned, settled, time_to_judge, unread
 from .result import FAILED_NOTE, Rewrite, Span
 from .surprise import Surprise, surprise_of
 
@@ -69,12 +71,12 @@ class Perplexity(LossyOptions):
         given = f"{tasks[0].question}\n\n" if self.contrast and tasks[0].question else ""
         asked = self._pass(drafts, given, context) if given else [None] * len(tasks)
         candidates = [
-            draft.judged(task, end=one.end, worth=partial(self._worth, task.text, one, other), weight=weight)
+            Candidate.judged(draft, task, end=one.end, worth=partial(self._worth, task.text, one, other), weight=weight)
             for draft, task, one, other, weight in zip(drafts, tasks, plain, asked, near, strict=True)
         ]
         yield from pruned(tasks, candidates, self.target, context)
 
-    def _near(self, tasks: Sequence[Task], context: CompressionContext) -> list[Of]:
+    def _near(self, tasks: Sequence[Task], context: CompressionContext) -> list[SpanValues]:
         """How much words of each text count by how near their sentences are to the question."""
         texts, whole = [task.text for task in tasks], [task.protected for task in tasks]
         question = tasks[0].question if self.focus else ""

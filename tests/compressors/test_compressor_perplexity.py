@@ -20,10 +20,11 @@ from promptsluice.compressors import CompressionContext, create, protected_spans
 from promptsluice.compressors.atoms import AtomKind, atoms_of
 from promptsluice.compressors.base import Task
 from promptsluice.compressors.bonds import Bonds
+from promptsluice.compressors.candidate import Candidate
 from promptsluice.compressors.companions import Companions
+from promptsluice.compressors.draft import Draft
 from promptsluice.compressors.nearness import nearness
 from promptsluice.compressors.outline import worth_with_heading
-from promptsluice.compressors.pruning import Candidate, Draft
 from promptsluice.compressors.rebuild import Rebuilder
 from promptsluice.compressors.result import Rewrite
 from promptsluice.compressors.surprise import surprise_of
@@ -322,7 +323,7 @@ def test_labels_over_a_cut_stay(prompt_of: PromptOf) -> None:
     segment = next(one for one in prompt_of(text).segments if one.text == text)
     task = Task(segment=segment, question="", tokens=20, protected=())
     draft = Draft.of(task)
-    cut = draft.judged(task, end=text.index("so on"), worth=lambda spans: np.zeros(len(spans))).draft
+    cut = Candidate.judged(draft, task, end=text.index("so on"), worth=lambda spans: np.zeros(len(spans))).draft
     assert cut.text.endswith("and ")
     forced = [cut.text[atom.start : atom.end] for atom, must in zip(cut.atoms, cut.fixed, strict=True) if must]
     assert forced == ["# One", "Ann:"], "what is said behind the cut stays"
