@@ -65,9 +65,13 @@ class Draft:
 
 def _border(text: str, end: int, protected: Sequence[Span]) -> int:
     """The last place up to `end` behind white space and in no protected span; 0 if there is none."""
-    at = bisect_left([span[0] for span in protected], end) - 1
-    if at >= 0 and protected[at][1] > end:
-        end = protected[at][0]
-    while end and not text[end - 1].isspace():
-        end -= 1
+    starts = [start for start, _ in protected]
+    while end:
+        at = bisect_left(starts, end) - 1
+        if at >= 0 and protected[at][1] > end:
+            end = starts[at]
+        elif text[end - 1].isspace():
+            break
+        else:
+            end -= 1
     return end
