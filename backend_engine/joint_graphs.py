@@ -1,8 +1,8 @@
 """CUDA graphs of what stands between one layer's attention and the next one's, for prefills of few rows.
 
-Such a step is bound by the host: a layer has some ten launches, of which a graph makes one. Attention stays out of it:
-how its keys are split depends on the prompt, and it waits for keys that come from elsewhere. A step between two sizes
-is padded with rows that nobody reads.
+Such a step is bound by the host: of a layer's dozen launches a graph makes one of seven. Attention stays out of it: how
+its keys are split depends on the prompt, and it waits for keys that come from elsewhere. A step between two sizes is
+padded with rows that nobody reads.
 """
 
 from bisect import bisect_left
@@ -14,28 +14,31 @@ from torch import Tensor
 
 from .capture import Recorder, uncollected
 from .model import Decoder
+from .options import LEAST_GRAPH_ROWS, MOST_GRAPH_ROWS
 
 # With 8 rows and fewer, kernels of few rows do with fewer launches.
 _LEAST = 9
-_SIZES = (16, 32, 48, 64, 96, 128, 192, 256, 320, 384, 448, 512)
+_SIZES = (LEAST_GRAPH_ROWS, 32, 48, 64, 96, 128, 192, 256, 320, 384, 448, MOST_GRAPH_ROWS)
 
 Record = Callable[[Callable[[], None]], Callable[[], None]]
 """What records the work of a callable, as something that runs it again and again."""
 
 
 class JointGraphs:
-    """See Joints. Serves steps of up to `most` rows; `record` makes the graphs, by default CUDA's.
+    """See Joints. Serves steps of up to so many rows as the largest of twelve sizes has that is not above `most`.
+
+    `record` makes the graphs, by default CUDA's.
 
     One step at a time: all of them work in the same memory. All are recorded at once.
     """
 
     def __init__(self, decoder: Decoder, *, most: int, record: Callable[[], Record] | None = None) -> None:
         self._decoder = decoder
-        self._sizes = [size for size in _SIZES if size < most] + [most]
+        self._sizes = [size for size in _SIZES if size <= most]
         spec = decoder.spec
         widths = (spec.heads * spec.head_dim, spec.hidden, (spec.heads + 2 * spec.kv_heads) * spec.head_dim)
         self._attended, self._residual, self._product = (
-            torch.zeros(most, width, dtype=decoder.dtype, device=decoder.device) for width in widths
+            torch.zeros(self._sizes[-1], width, dtype=decoder.dtype, device=decoder.device) for width in widths
         )
         layers = range(spec.layers - 1)  # the last one's rows are cut to those that need logits
         with uncollected(), torch.inference_mode():

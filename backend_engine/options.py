@@ -8,6 +8,8 @@ from .types import KVDtype
 
 # The default where guessing was measured to pay: on a CPU.
 GUESSED_TOKENS = 15
+# Of the steps with prefills that may run as graphs: larger ones are bound by what they compute.
+LEAST_GRAPH_ROWS, MOST_GRAPH_ROWS = 16, 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +23,8 @@ class EngineOptions:
     `guessed_tokens` tokens a request are guessed ahead from what its text repeats, where that pays (None: by the
     device; 0: never).
 
-    On a GPU, steps with prefills of up to `graph_rows` rows run as CUDA graphs but for their attention (0: none do).
+    On a GPU, steps with prefills of up to `graph_rows` rows (16 to 512) run as CUDA graphs but for their attention; 0:
+    none do.
 
     What the prefix tree gives up is kept in `host_bytes` of host memory, and from there written to `disk_bytes` of
     files below `disk_path`, which other engines may share; 0 turns a tier off. The disk's pages pass through host
@@ -47,7 +50,7 @@ class EngineOptions:
         for name in ("kv_bytes", "page_size", "step_tokens", "least_prefill", "max_running", "shared_tokens"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, found {getattr(self, name)}")
-        for name in ("graph_rows", "host_bytes", "disk_bytes"):
+        for name in ("host_bytes", "disk_bytes"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} must not be negative, found {getattr(self, name)}")
         if self.disk_bytes and (self.disk_path is None or not self.host_bytes):
@@ -58,6 +61,10 @@ class EngineOptions:
             raise ConfigError(f"pages must be at least 2, found {self.pages}")
         if self.guessed_tokens is not None and self.guessed_tokens < 0:
             raise ConfigError(f"guessed_tokens must not be negative, found {self.guessed_tokens}")
+        if self.graph_rows and not LEAST_GRAPH_ROWS <= self.graph_rows <= MOST_GRAPH_ROWS:
+            raise ConfigError(
+                f"graph_rows must be 0 or from {LEAST_GRAPH_ROWS} to {MOST_GRAPH_ROWS}, found {self.graph_rows}"
+            )
         if self.stall is not None and self.stall <= 1:
             raise ConfigError(f"stall must be above 1, found {self.stall}")
         if self.step_tokens < self.max_running:

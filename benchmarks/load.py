@@ -92,15 +92,15 @@ async def load(service: EngineService, sent: list[Sent], *, rate: float, dice: r
         tasks.append(asyncio.create_task(served(service, one)))
         if number * 4 // len(sent) > len(memory):
             await asyncio.gather(*tasks)
-            memory.append(resident_mib())
+            memory.append(held_mib())
     await asyncio.gather(*tasks)
     return memory
 
 
-def resident_mib() -> float:
-    """This process's memory, as Linux counts it."""
+def held_mib() -> float:
+    """This process's memory, as Linux counts it, and what torch holds of a GPU's."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+    return (pages * os.sysconf("SC_PAGE_SIZE") + torch.cuda.memory_reserved()) / 2**20
 
 
 async def beside_a_prefill(
@@ -205,7 +205,7 @@ def main() -> None:
     print(line(f"the same beside a prefill of {options.prefill}", beside))
     ratio = np.percentile(beside, 99) / np.percentile(alone, 99)
     print(f"p99 beside the prefill over p99 alone: {ratio:.2f}; the prefill took {took:.1f} s")
-    print("resident MiB after each quarter: " + " ".join(f"{each:.0f}" for each in memory))
+    print("resident MiB, a GPU's with them, after each quarter: " + " ".join(f"{each:.0f}" for each in memory))
     differing = wrong(sent, lone_outputs(model, sent, pages=pages))
     print(f"outputs that differ from a lone run: {len(differing)} {differing or ''}")
     raise SystemExit(1 if differing else 0)

@@ -339,10 +339,10 @@ class FragileDecoder:
     def __getattr__(self, name: str) -> object:
         return getattr(self._decoder, name)
 
-    def forward(self, *args: Any) -> object:
+    def forward(self, *args: Any, **options: Any) -> object:
         if self.broken:
             raise ArithmeticError("broken")
-        return self._decoder.forward(*args)
+        return self._decoder.forward(*args, **options)
 
 
 def _failing_engine(model: LoadedModel) -> Engine:

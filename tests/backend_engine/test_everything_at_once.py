@@ -58,11 +58,11 @@ class Faulty:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._decoder, name)
 
-    def forward(self, batch: Any, pool: Any) -> Any:
+    def forward(self, batch: Any, pool: Any, **options: Any) -> Any:
         if self._odds and self._dice.randrange(self._odds) == 0:
             self.failures += 1
             raise torch.OutOfMemoryError("no memory")
-        return self._decoder.forward(batch, pool)
+        return self._decoder.forward(batch, pool, **options)
 
 
 @dataclass

@@ -33,12 +33,12 @@ class SmallDevice:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._decoder, name)
 
-    def forward(self, batch: Any, pool: Any) -> Any:
+    def forward(self, batch: Any, pool: Any, **options: Any) -> Any:
         self.calls += 1
         if batch.rows > self._room(self.calls):
             self.failures += 1
             raise torch.OutOfMemoryError("no memory")
-        return self._decoder.forward(batch, pool)
+        return self._decoder.forward(batch, pool, **options)
 
 
 @pytest.fixture(scope="module")
@@ -191,9 +191,9 @@ def test_a_hung_step_is_logged_with_its_stack(model: LoadedModel, caplog: pytest
     gate, logged = threading.Event(), threading.Event()
 
     class Hanging(SmallDevice):
-        def forward(self, batch: Any, pool: Any) -> Any:
+        def forward(self, batch: Any, pool: Any, **options: Any) -> Any:
             assert gate.wait(120)
-            return super().forward(batch, pool)
+            return super().forward(batch, pool, **options)
 
     class Noticing(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:

@@ -107,9 +107,9 @@ class TimedDecoder:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._decoder, name)
 
-    def forward(self, batch: Any, pool: Any) -> Any:
+    def forward(self, batch: Any, pool: Any, **options: Any) -> Any:
         self._time.pass_for(batch.rows, batch.requests)
-        return self._decoder.forward(batch, pool)
+        return self._decoder.forward(batch, pool, **options)
 
 
 def _engine(model: LoadedModel, time: SimulatedTime, **options: Any) -> Engine:

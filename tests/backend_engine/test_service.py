@@ -33,12 +33,12 @@ class GatedDecoder:
     def __getattr__(self, name: str) -> object:
         return getattr(self._decoder, name)
 
-    def forward(self, *args: Any) -> object:
+    def forward(self, *args: Any, **options: Any) -> object:
         self.entered.set()
         assert self.gate.wait(30)
         if self.broken:
             raise ArithmeticError("broken")
-        return self._decoder.forward(*args)
+        return self._decoder.forward(*args, **options)
 
 
 @pytest.fixture(scope="module")

@@ -272,11 +272,11 @@ def test_spans_of_a_failed_step_come_before_anybody_else_writes(model: LoadedMod
         def __getattr__(self, name: str) -> Any:
             return getattr(model.decoder, name)
 
-        def forward(self, batch: Any, pool: Any) -> Any:
+        def forward(self, batch: Any, pool: Any, **options: Any) -> Any:
             if self.broken:
                 batch.loads.wait(0)
                 raise RuntimeError("broken")
-            return model.decoder.forward(batch, pool)
+            return model.decoder.forward(batch, pool, **options)
 
     device, stream = Failing(), LateStream()
     device.broken = False  # while graphs, if any, are captured

@@ -167,10 +167,10 @@ def test_a_step_that_fails_before_its_pages_are_there(model: LoadedModel, refere
         def __getattr__(self, name: str) -> Any:
             return getattr(model.decoder, name)
 
-        def forward(self, batch: Any, pool: Any) -> Any:
+        def forward(self, batch: Any, pool: Any, **options: Any) -> Any:
             if self.broken:
                 raise RuntimeError("broken")
-            return model.decoder.forward(batch, pool)
+            return model.decoder.forward(batch, pool, **options)
 
     device, stream, ids, other = Failing(), LateStream(), random_ids(103, 1), random_ids(150, 2)
     engine = tiered(replace(model, decoder=device), side_stream=stream)
