@@ -13,11 +13,10 @@ import torch
 from torch import Tensor
 
 from .capture import Recorder, uncollected
+from .linear import MOST_FEW_ROWS
 from .model import Decoder
 from .options import LEAST_GRAPH_ROWS, MOST_GRAPH_ROWS
 
-# With 8 rows and fewer, kernels of few rows do with fewer launches.
-_LEAST = 9
 _SIZES = (LEAST_GRAPH_ROWS, 32, 48, 64, 96, 128, 192, 256, 320, 384, 448, MOST_GRAPH_ROWS)
 
 Record = Callable[[Callable[[], None]], Callable[[], None]]
@@ -32,7 +31,7 @@ class JointGraphs:
     One step at a time: all of them work in the same memory. All are recorded at once.
     """
 
-    def __init__(self, decoder: Decoder, *, most: int, record: Callable[[], Record] | None = None) -> None:
+    def __init__(self, decoder: Decoder, *, most: int, record: Record | None = None) -> None:
         self._decoder = decoder
         self._sizes = [size for size in _SIZES if size <= most]
         spec = decoder.spec
@@ -42,16 +41,15 @@ class JointGraphs:
         )
         layers = range(spec.layers - 1)  # the last one's rows are cut to those that need logits
         with uncollected(), torch.inference_mode():
-            recording = (record or _cuda)()
+            record = record or _cuda()
             # Large sizes first: the memory that they work in serves the smaller ones too.
             self._replays = {
-                (size, layer): recording(self._work(size, layer))
-                for size, layer in product(reversed(self._sizes), layers)
+                (size, layer): record(self._work(size, layer)) for size, layer in product(reversed(self._sizes), layers)
             }
 
     def between(self, layer: int, attended: Tensor, residual: Tensor) -> tuple[Tensor, Tensor] | None:
         rows = attended.shape[0]
-        if not _LEAST <= rows <= self._sizes[-1]:
+        if not MOST_FEW_ROWS < rows <= self._sizes[-1]:  # kernels of few rows do with fewer launches
             return None
         self._attended[:rows].copy_(attended)
         if residual.data_ptr() != self._residual.data_ptr():  # not left here by the layer before

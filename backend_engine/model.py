@@ -136,21 +136,17 @@ class Decoder:
                     residual, q = residual[rows], q[rows]
                     plan = self._plans(batch, pool)
                 attended = plan(spec.windows[index])(q, k_pool, v_pool)
-            attended = attended.flatten(1)
-            passed = joints.between(index, attended, residual) if joints and index + 1 < depth else None
-            if passed is not None:
-                product, residual = passed
-                continue
-            inner, residual = ops.joined(attended, residual, self._inner[index])
             if index + 1 == depth < spec.layers:
                 return StepOutput(residual[:0], recomputed, complete=False)
-            product, residual = ops.joined(inner, residual, self._outer[index])
+            attended = attended.flatten(1)
+            passed = joints.between(index, attended, residual) if joints and index < last else None
+            product, residual = passed or self.between(index, attended, residual)
         return StepOutput(product, recomputed)
 
     def between(self, layer: int, attended: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """From what a layer's attention yields [rows, heads * head_dim] to the next one's queries, keys and values
-        [rows, (heads + 2 * kv_heads) * head_dim], before they are turned, and the sum with the residual [rows, hidden],
-        whose memory may be used again."""
+        [rows, (heads + 2 * kv_heads) * head_dim], before they are turned (behind the last layer to what its norm yields
+        [rows, hidden]), and the sum with the residual [rows, hidden], whose memory may be used again."""
         inner, residual = self._ops.joined(attended, residual, self._inner[layer])
         return self._ops.joined(inner, residual, self._outer[layer])
 

@@ -22,7 +22,7 @@ from .driving import DEVICE, Reference, assert_idle, greedy, random_ids, tiny_en
 from .test_model import FAMILIES, FixedRows
 
 PAGE = 16
-WORK = (lambda: lambda work: work) if DEVICE == "cpu" else None
+WORK = (lambda work: work) if DEVICE == "cpu" else None
 
 
 @dataclass
