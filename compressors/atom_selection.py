@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 
@@ -48,7 +48,7 @@ class AtomSelection:
         for _ in range(_SEARCHES):
             fit = most_that_fit(
                 end - at,
-                size_of=lambda k: self._size([*chosen, *range(at, at + k)]) - held,  # noqa: B023 - called before they change
+                size_of=partial(self._more, chosen, at, held),
                 target=target - held,
                 guess=self._guess(at, end, room),
                 expired=context.expired,
@@ -72,6 +72,10 @@ class AtomSelection:
     def _size(self, chosen: Sequence[int]) -> int:
         """Tokens with these of the order."""
         return self._pool.size([self._order[k] for k in chosen])
+
+    def _more(self, chosen: Sequence[int], at: int, held: int, count: int) -> int:
+        """Tokens beyond `held` with `count` of the order from `at` on beside what is chosen."""
+        return self._size([*chosen, *range(at, at + count)]) - held
 
     def _guess(self, at: int, end: int, room: float) -> int:
         """About how many of the order from `at` to `end` go into so many characters."""
