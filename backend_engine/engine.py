@@ -32,7 +32,7 @@ from .runner import Flight, StepRunner
 from .scheduler import Scheduler
 from .sequence import Phase, Sequence, Sink, telling_rows
 from .sequence_pages import SequencePages
-from .span_loads import span_loader
+from .span_loads import SpanLoader, span_loader
 from .speculation import speculator
 from .stats import EngineStats
 from .step_cost import StepCost
@@ -41,6 +41,7 @@ from .table import RunningTable
 from .tiers.open import open_tiers
 from .tiers.streams import SideStream
 from .types import GenerationRequest
+from .warm_up import warm_up
 
 # How long a step waits for the disk while nothing can run: whoever comes meanwhile waits with it.
 _LONGEST_PAUSE_S = 0.005
@@ -106,13 +107,16 @@ class Engine:
             from .joint_graphs import JointGraphs
 
             joints = JointGraphs(decoder, most=options.graph_rows)
+        spans = span_loader(decoder, self.pool, side_stream)
+        if decoder.device.type == "cuda" and isinstance(spans, SpanLoader):
+            warm_up(decoder, self.pool, spans, spare=pages, max_tokens=self.max_tokens)
         self._pages = SequencePages(
             pool=self.pool,
             allocator=self.allocator,
             tree=self.tree,
             kept=self.kept,
             tier=self.tier,
-            spans=span_loader(decoder, self.pool, side_stream),
+            spans=spans,
             table=self._table,
         )
         self._scheduler = Scheduler(

@@ -166,7 +166,7 @@ def numbers_of(stored: Stored) -> tuple[Tensor, Tensor]:
     return (stored.numbers, stored.scales) if isinstance(stored, RoundedKV) else (stored, stored)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _add_norm(
     x, residual, weight, first, normed, rows, hidden, eps,
     PARTS: tl.constexpr, BLOCK: tl.constexpr, FIRST: tl.constexpr, EARLY: tl.constexpr,
@@ -198,7 +198,7 @@ def _add_norm(
     tl.store(normed + row + at, scaled.to(normed.dtype.element_ty), mask=live)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["slots"])
 def _rotated_into(
     qkv, q, k, v, k_scales, v_scales, slots, cos, sin, weight, slot_stride, scale_stride, eps,
     Q: tl.constexpr, KV: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr, HEADS: tl.constexpr,
@@ -268,7 +268,9 @@ def _first_bytes(origin, ahead, layer, live):
     return first + ahead * step + layer * tl.load(origin + 2, mask=live, other=0)
 
 
-@triton.jit(do_not_specialize=["rows", "first_layer", "layers"])
+@triton.jit(
+    do_not_specialize=["rows", "first_layer", "layers"], do_not_specialize_on_alignment=["owners", "origins", "slots"]
+)
 def _placed(
     owners, origins, rows, first_layer, layers, k, v, k_scales, v_scales, slots, cos, sin, slot_stride, scale_stride,
     layer_stride, scale_layer_stride,

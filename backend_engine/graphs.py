@@ -99,6 +99,7 @@ class DecodeGraphs:
         with uncollected():
             self._captured = {size: self._capture(size) for size in sizes}
         self._turn.zero_()
+        self._move_on(self._inputs[0, :1].clone(), read=None)  # compiles it, for a step that the host draws
         self.drafting = max(drafted) if drafting else (0, 0)
 
     def run(self, ids: Tensor, places: Tensor, rows: Tensor, *, draw: Draw) -> Launched:

@@ -15,7 +15,7 @@ from torch import Tensor
 from .launch_sizes import cdiv, next_power_of_2
 from .probe import Probe
 
-# The same for all prompts, so that none of them has to wait for a compiler.
+# The same for all prompts, so that none of them has to wait for a compiler; so what differs is a number, no constant.
 _KEYS = 64  # that one program looks at together
 _ROWS = 128  # rows and heads of a group that one product has
 _PARTS = 16  # of the keys, for each of which one program sums a denominator
@@ -40,14 +40,14 @@ def look(
         "DIM_PAD": max(16, next_power_of_2(dim)),
         "BLOCK_M": _ROWS,
         "BLOCK_N": _KEYS,
-        "TILES": tiles,
         "PARTS": _PARTS,
         "WINDOW": window or 0,
         "ROUNDED": k.dtype != q.dtype,
         "num_warps": 4,
     }
     shared = (q, k, k_scales, probe.rows, probe.slots, visible, tops, sums)
-    numbers = (q.stride(0), q.stride(1), k.stride(0), k.stride(1), k_scales.stride(0), count, keys, scale * _LOG2_E)
+    strides = (q.stride(0), q.stride(1), k.stride(0), k.stride(1), k_scales.stride(0))
+    numbers = (*strides, count, keys, tiles, scale * _LOG2_E)
     _denominators[(_PARTS, kv_heads, tiles)](*shared, *numbers, **constants)
     _weights[(cdiv(keys, _KEYS),)](*shared, probe.attention, *numbers, **constants)
 
@@ -76,11 +76,11 @@ def _scores(
     return tl.where(looked, scores, float("-inf"))
 
 
-@triton.jit(do_not_specialize=["count", "keys"])
+@triton.jit(do_not_specialize=["count", "keys", "tiles"], do_not_specialize_on_alignment=["rows", "slots", "visible"])
 def _denominators(
-    q, k, k_scales, rows, slots, visible, tops, sums, q_row, q_head, k_slot, k_head, scale_slot, count, keys,
+    q, k, k_scales, rows, slots, visible, tops, sums, q_row, q_head, k_slot, k_head, scale_slot, count, keys, tiles,
     scale_log2, KV: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr, TILES: tl.constexpr, PARTS: tl.constexpr, WINDOW: tl.constexpr, ROUNDED: tl.constexpr,
+    BLOCK_N: tl.constexpr, PARTS: tl.constexpr, WINDOW: tl.constexpr, ROUNDED: tl.constexpr,
 ):  # fmt: skip
     """Of one part of the keys the largest score of each row, and the sum of the others' powers beside it."""
     part, head, tile = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -96,31 +96,31 @@ def _denominators(
         base = tl.where(fresh == float("-inf"), 0.0, fresh)
         total = total * tl.exp2(top - base) + tl.sum(tl.exp2(scores - base[:, None]), 1)
         top = fresh
-    place = (part * KV + head) * (TILES * BLOCK_M) + tile * BLOCK_M + tl.arange(0, BLOCK_M)
+    place = (part * KV + head) * (tiles * BLOCK_M) + tile * BLOCK_M + tl.arange(0, BLOCK_M)
     tl.store(tops + place, top)
     tl.store(sums + place, total)
 
 
-@triton.jit(do_not_specialize=["count", "keys"])
+@triton.jit(do_not_specialize=["count", "keys", "tiles"], do_not_specialize_on_alignment=["rows", "slots", "visible"])
 def _weights(
     q, k, k_scales, rows, slots, visible, tops, sums, attention, q_row, q_head, k_slot, k_head, scale_slot, count, keys,
-    scale_log2, KV: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr, TILES: tl.constexpr, PARTS: tl.constexpr, WINDOW: tl.constexpr, ROUNDED: tl.constexpr,
+    tiles, scale_log2, KV: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PARTS: tl.constexpr, WINDOW: tl.constexpr, ROUNDED: tl.constexpr,
 ):  # fmt: skip
     """Add the weights of some keys, over all rows and heads, to `attention`; nobody else has these keys."""
     at = tl.program_id(0) * BLOCK_N
     added = tl.zeros((BLOCK_N,), tl.float32)
-    for number in range(KV * TILES):
-        head = number // TILES
-        tile = number - head * TILES
-        place = head * (TILES * BLOCK_M) + tile * BLOCK_M + tl.arange(0, BLOCK_M)
+    for number in range(KV * tiles):
+        head = number // tiles
+        tile = number - head * tiles
+        place = head * (tiles * BLOCK_M) + tile * BLOCK_M + tl.arange(0, BLOCK_M)
         top = tl.load(tops + place)
         for part in range(1, PARTS):
-            top = tl.maximum(top, tl.load(tops + part * (KV * TILES * BLOCK_M) + place))
+            top = tl.maximum(top, tl.load(tops + part * (KV * tiles * BLOCK_M) + place))
         base = tl.where(top == float("-inf"), 0.0, top)
         total = tl.zeros((BLOCK_M,), tl.float32)
         for part in range(PARTS):
-            ahead = part * (KV * TILES * BLOCK_M) + place
+            ahead = part * (KV * tiles * BLOCK_M) + place
             total += tl.load(sums + ahead) * tl.exp2(tl.load(tops + ahead) - base)
         scores = _scores(
             q, k, k_scales, rows, slots, visible, q_row, q_head, k_slot, k_head, scale_slot, count, keys, scale_log2,

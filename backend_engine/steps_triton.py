@@ -16,6 +16,7 @@ from torch import Tensor
 from .launch_sizes import cdiv, next_power_of_2
 
 _PAGES = 1024  # of a table, that one program copies
+_LEAST_DRAWN = 512  # rows that are moved on by one kernel, whatever their number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,14 +58,14 @@ def moved_on(
     rows = fresh.shape[0]
     constants: dict[str, Any] = {
         "READ": read is not None,
-        "BLOCK": next_power_of_2(rows),
+        "BLOCK": max(_LEAST_DRAWN, next_power_of_2(rows)),
         "num_warps": 4,
     }
     into = turn if read is None else read
     _moved_on[(1,)](fresh, ids, places, owners, into, turn, rows, into.shape[-1], spare, **constants)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"], do_not_specialize_on_alignment=["places", "owners"])
 def _single_rows(
     places, owners, pages, slots, visible, page_table, query_start, numbers, rows, width, table_stride,
     PAGE: tl.constexpr, BLOCK: tl.constexpr,
@@ -84,7 +85,7 @@ def _single_rows(
             tl.store(query_start + rows, rows)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"], do_not_specialize_on_alignment=["fresh", "ids", "places", "owners"])
 def _moved_on(fresh, ids, places, owners, read, turn, rows, most, spare, READ: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.arange(0, BLOCK)
     live = row < rows

@@ -209,8 +209,11 @@ def ours(spec: ModelSpec, batches: list[int], prompts: list[int], console: Conso
     options = EngineOptions(
         kv_bytes=48 << 30, step_tokens=8192, max_running=max(batches), page_size=16, stall=None, graph_rows=graph_rows
     )
+    held, began = torch.cuda.memory_reserved(), time.perf_counter()
     engine = Engine(model, options=options)
+    taken = (torch.cuda.memory_reserved() - held) / 2**30 - options.kv_bytes / 2**30
     console.print(f"copy {copy / 1e12:.2f} TB/s, product {product / 1e12:.0f} TFLOP/s")
+    console.print(f"the engine began in {time.perf_counter() - began:.1f} s, with {taken:.2f} GiB beside the KV pool")
     figures = Figures(step={}, cold={}, cached={})
     table = Table("decode batch", "ms a step", "floor ms", "of floor", "tokens/s")
     decode_ms(engine, 1)

@@ -14,18 +14,21 @@ import triton.language as tl
 from ..early import let_next_begin, wait_for_last
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=["table_row", "rows", "splits"],
+    do_not_specialize_on_alignment=["visible", "table", "slots"],
+)
 def attend_row(
     qkv, k, v, out, part, lse, visible, table, slots, cos, sin, weight,
-    kv_slot, table_row, turn_row, rows, scale_log2, eps,
+    kv_slot, table_row, turn_row, rows, splits, scale_log2, eps,
     GROUP: tl.constexpr, KV: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr, PAGE: tl.constexpr,
-    WINDOW: tl.constexpr, NORM: tl.constexpr, GROUP_PAD: tl.constexpr, BLOCK_N: tl.constexpr, SPLITS: tl.constexpr,
+    WINDOW: tl.constexpr, NORM: tl.constexpr, GROUP_PAD: tl.constexpr, BLOCK_N: tl.constexpr, SPLIT: tl.constexpr,
     EARLY: tl.constexpr,
 ):  # fmt: skip
-    """The queries of one group of one row against the keys of one split; the last split has the row's own key, too.
+    """The queries of one group of one row against the keys of one of `splits`; the last has the row's own key, too.
 
-    `WINDOW` is how many of its visible keys a row sees, the last ones; 0 is all. With NORM queries and keys are normed
-    before they are turned, times `weight` [heads + kv_heads, dim].
+    `WINDOW` is how many of its visible keys a row sees, the last ones; 0 is all. `SPLIT`: there are several splits.
+    With NORM queries and keys are normed before they are turned, times `weight` [heads + kv_heads, dim].
     """
     let_next_begin(EARLY)
     row, kv_head, split = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
@@ -34,7 +37,7 @@ def attend_row(
     partner = tl.where(d < DIM // 2, d + DIM // 2, d - DIM // 2)
     HEADS: tl.constexpr = GROUP * KV
     seen = tl.load(visible + row)
-    oldest, share = shares(seen, WINDOW, BLOCK_N, SPLITS)
+    oldest, share = shares(seen, splits, WINDOW, BLOCK_N)
     begin = oldest + split * share
     end = tl.minimum(begin + share, seen - 1)
     last = tl.maximum(seen - 2 - oldest, 0) // share
@@ -80,7 +83,7 @@ def attend_row(
             top = fresh
         result = acc / total[:, None]
         target = (row * HEADS + head[:, None]) * DIM + d[None, :]
-        if SPLITS == 1:
+        if not SPLIT:
             tl.store(out + target, result.to(out.dtype.element_ty), mask=wanted)
         else:
             offset = split.to(tl.int64) * rows
@@ -89,12 +92,12 @@ def attend_row(
 
 
 @triton.jit
-def shares(seen, WINDOW: tl.constexpr, BLOCK_N: tl.constexpr, SPLITS: tl.constexpr):
+def shares(seen, splits, WINDOW: tl.constexpr, BLOCK_N: tl.constexpr):
     """The first key that a row looks at, and how many of those before its own a split has: as few as a block."""
     oldest = 0
     if WINDOW:
         oldest = tl.maximum(seen - WINDOW, 0)
-    share = tl.cdiv(tl.cdiv(seen - 1 - oldest, SPLITS), BLOCK_N) * BLOCK_N
+    share = tl.cdiv(tl.cdiv(seen - 1 - oldest, splits), BLOCK_N) * BLOCK_N
     return oldest, tl.maximum(share, BLOCK_N)
 
 
@@ -145,17 +148,17 @@ def _turned(base, weight, head, d, partner, c, s, eps, wanted, DIM: tl.constexpr
     return x * c + y * s
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "splits"], do_not_specialize_on_alignment=["visible"])
 def merge_row(
-    part, lse, out, visible, rows,
+    part, lse, out, visible, rows, splits,
     HEADS: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr, WINDOW: tl.constexpr, BLOCK_N: tl.constexpr,
-    SPLITS: tl.constexpr, SPLITS_PAD: tl.constexpr, EARLY: tl.constexpr,
+    SPLITS_PAD: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """As kernels.merge, of those splits alone that had keys."""
     let_next_begin(EARLY)
     row, head = tl.program_id(0), tl.program_id(1)
     seen = tl.load(visible + row)
-    oldest, share = shares(seen, WINDOW, BLOCK_N, SPLITS)
+    oldest, share = shares(seen, splits, WINDOW, BLOCK_N)
     s, d = tl.arange(0, SPLITS_PAD), tl.arange(0, DIM_PAD)
     live = s <= tl.maximum(seen - 2 - oldest, 0) // share
     at = (s.to(tl.int64) * rows + row) * HEADS + head

@@ -4,30 +4,35 @@
 A tile is some rows of one request, each with all query heads of one key/value group, so that keys and values are read
 once per group. It goes over its keys block by block with an online softmax in float32 (FlashAttention,
 arXiv:2205.14135). Keys may be split over programs, whose parts `merge` puts together.
+
+What differs from step to step is a number, not a constant, and says nothing to the compiler: a request that met a step
+of a new kind would wait for it, for seconds.
 """
 
 import triton
 import triton.language as tl
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=["table_row", "rows", "splits", "heads_first"],
+    do_not_specialize_on_alignment=["lse", "tiles", "visible", "table"],
+)
 def attend(
     q, k, v, k_scales, v_scales, out, part, lse, tiles, visible, table,
-    q_row, q_head, kv_slot, kv_head_stride, scale_slot, table_row, rows, scale_log2,
+    q_row, q_head, kv_slot, kv_head_stride, scale_slot, table_row, rows, splits, heads_first, scale_log2,
     GROUP: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr, PAGE: tl.constexpr,
     WINDOW: tl.constexpr, ROUNDED: tl.constexpr, TILE_ROWS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    SPLITS: tl.constexpr, HEADS_FIRST: tl.constexpr,
+    SPLIT: tl.constexpr,
 ):  # fmt: skip
-    """One tile against the keys of one split. `scale_log2` turns scores into base-2 logarithms.
+    """One tile against the keys of one of `splits`. `scale_log2` turns scores into base-2 logarithms.
 
     `WINDOW` is how many of its visible keys a row sees, the last ones; 0 is all. `ROUNDED` keys and values are numbers
-    of 8 bits, with scales for each slot and head. With `HEADS_FIRST` neighbouring programs have the heads of one tile,
-    whose keys lie side by side, else the tiles of one head.
+    of 8 bits, with scales for each slot and head. With `heads_first` neighbouring programs have the heads of one tile,
+    whose keys lie side by side, else the tiles of one head. `SPLIT`: there are several splits.
     """
-    if HEADS_FIRST:
-        kv_head, tile, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    else:
-        tile, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    fast, slow, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    tile = tl.where(heads_first != 0, slow, fast)
+    kv_head = tl.where(heads_first != 0, fast, slow)
     request = tl.load(tiles + tile * 3)
     first = tl.load(tiles + tile * 3 + 1)
     stop = tl.load(tiles + tile * 3 + 2)
@@ -42,10 +47,10 @@ def attend(
     least = tl.min(tl.where(live, seen, most), 0)
     if WINDOW:
         skipped = tl.maximum(least - WINDOW, 0) // BLOCK_N * BLOCK_N  # keys before every row's window
-        share = tl.cdiv(tl.cdiv(most - skipped, SPLITS), BLOCK_N) * BLOCK_N
+        share = tl.cdiv(tl.cdiv(most - skipped, splits), BLOCK_N) * BLOCK_N
         begin = skipped + split * share
     else:
-        share = tl.cdiv(tl.cdiv(most, SPLITS), BLOCK_N) * BLOCK_N
+        share = tl.cdiv(tl.cdiv(most, splits), BLOCK_N) * BLOCK_N
         begin = split * share
     end = tl.minimum(begin + share, most)
     query = tl.load(
@@ -80,7 +85,7 @@ def attend(
         )  # fmt: skip
     scaled = acc / tl.where(total == 0.0, 1.0, total)[:, None]
     target = row[:, None].to(tl.int64) * (HEADS * DIM) + head[:, None] * DIM + d[None, :]
-    if SPLITS == 1:
+    if not SPLIT:
         tl.store(out + target, scaled.to(out.dtype.element_ty), mask=live[:, None] & in_dim[None, :])
     else:
         offset = split.to(tl.int64) * rows
@@ -148,19 +153,19 @@ def _block(
     return fresh, total, acc
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "splits"])
 def merge(
-    part, lse, out, rows,
-    HEADS: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr, SPLITS: tl.constexpr, SPLITS_PAD: tl.constexpr,
+    part, lse, out, rows, splits,
+    HEADS: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr, SPLITS_PAD: tl.constexpr,
 ):  # fmt: skip
     """Weigh the splits' results of one row and head by their share of the softmax's denominator."""
     row, head = tl.program_id(0), tl.program_id(1)
     s, d = tl.arange(0, SPLITS_PAD), tl.arange(0, DIM_PAD)
     at = (s.to(tl.int64) * rows + row) * HEADS + head
-    logs = tl.load(lse + at, mask=s < SPLITS, other=float("-inf"))
+    logs = tl.load(lse + at, mask=s < splits, other=float("-inf"))
     weight = tl.exp2(logs - tl.max(logs, 0))
     weight = weight / tl.sum(weight, 0)
-    mask = (s < SPLITS)[:, None] & (d < DIM)[None, :]
+    mask = (s < splits)[:, None] & (d < DIM)[None, :]
     parts = tl.load(part + at[:, None] * DIM + d[None, :], mask=mask, other=0.0)
     merged = tl.sum(parts * weight[:, None], 0)
     tl.store(out + (row.to(tl.int64) * HEADS + head) * DIM + d, merged.to(out.dtype.element_ty), mask=d < DIM)

@@ -31,6 +31,8 @@ BALANCED_PROGRAMS = 700
 # Where there are not many more programs than the card runs at a time, all heads of a tile begin before the next tile.
 FEW_PROGRAMS = 1024
 MOST_SPLITS = 64
+# Parts that one kernel merges at most: three kernels, since each is compiled before the first request.
+MERGED = (4, 16, MOST_SPLITS)
 # The kernels' softmax works with powers of two.
 LOG2_E = math.log2(math.e)
 # Requests of at most so many rows are cut into tiles on the device, so that a graph can be captured around it.
@@ -75,9 +77,12 @@ class TritonAttention:
         )
 
 
-def _tiling(block_m: int, dim_pad: int, *, is_rounded: bool) -> Tiling:
-    """The fastest ones on an H200 (benchmarks/decode_tilings.py): few warps convert numbers of 8 bits faster."""
-    keys = 64 if dim_pad <= 128 else 32
+def _tiling(block_m: int, dim_pad: int, *, itemsize: int, is_rounded: bool) -> Tiling:
+    """The fastest ones on an H200 (benchmarks/decode_tilings.py): few warps convert numbers of 8 bits faster.
+
+    Float32 was not tuned: it has no matrix units, and with larger blocks its kernels take the compiler many seconds.
+    """
+    keys = 64 if dim_pad <= 128 and itemsize < 4 else 32
     if is_rounded and block_m <= 16:
         return Tiling(keys=keys, warps=2, stages=3)
     return Tiling(keys=keys, warps=4, stages=3 if block_m > 64 else 2)
@@ -115,6 +120,7 @@ class TritonPlan:
     tiling: Tiling | None = None
     _tiles: Tensor | None = None
     _grid: tuple[int, int, int] = (0, 0, 0)  # the last is the parts that keys are split into
+    _heads_first: bool = False
     _constants: dict[str, Any] = field(default_factory=dict)  # of both kernels
     _tiling: dict[str, Any] = field(default_factory=dict)
 
@@ -124,7 +130,7 @@ class TritonPlan:
         if rows == 0:
             return out
         if self._tiles is None:
-            self._lay_out(heads, k.shape[1], dim, is_rounded=isinstance(k, RoundedKV))
+            self._lay_out(heads, k.shape[1], dim, itemsize=q.itemsize, is_rounded=isinstance(k, RoundedKV))
         splits = self._grid[2]
         if splits > 1:
             part = torch.empty((splits, rows, heads, dim), dtype=torch.float32, device=q.device)
@@ -136,12 +142,13 @@ class TritonPlan:
         strides = (q.stride(0), q.stride(1), k.stride(0), k.stride(1), k_scales.stride(0), table.stride(0))
         attend[self._grid](
             q, k, v, k_scales, v_scales, out, part, lse, self._tiles, visible, table, *strides, rows,
-            self.scale * LOG2_E,
+            splits, self._heads_first, self.scale * LOG2_E,
             **self._constants, **self._tiling,
         )  # fmt: skip
         if splits > 1:
-            merging: dict[str, Any] = {"SPLITS_PAD": next_power_of_2(splits), "num_warps": 2}
-            merge[(rows, heads)](part, lse, out, rows, **self._constants, **merging)
+            splits_pad = next(pad for pad in MERGED if splits <= pad)
+            merging: dict[str, Any] = {"SPLITS_PAD": splits_pad, "num_warps": 2}
+            merge[(rows, heads)](part, lse, out, rows, splits, **self._constants, **merging)
         return out
 
     def turned(self, qkv: Tensor, turn: HeadTurn, slots: Tensor, k: Stored, v: Stored) -> Tensor | None:
@@ -173,7 +180,6 @@ class TritonPlan:
             "DIM_PAD": dim_pad,
             "WINDOW": self.window or 0,
             "BLOCK_N": tiling.keys,
-            "SPLITS": splits,
             **launch_options(qkv.device),
         }
         rotating: dict[str, Any] = {
@@ -182,22 +188,23 @@ class TritonPlan:
             "PAGE": self.page_size,
             "NORM": turn.norm is not None,
             "GROUP_PAD": group_pad,
+            "SPLIT": splits > 1,
             "num_warps": tiling.warps,
         }
         visible, table = self.batch.visible, self.batch.page_table
         attend_row[(rows, kv_heads, splits)](
             qkv, k, v, out, part, lse, visible, table, slots, turn.cos, turn.sin,
             turn.cos if turn.norm is None else turn.norm, k.stride(0), table.stride(0), turn.cos.stride(0), rows,
-            self.scale * LOG2_E, turn.eps, **constants, **rotating,
+            splits, self.scale * LOG2_E, turn.eps, **constants, **rotating,
         )  # fmt: skip
         if splits > 1:
             splits_pad = next_power_of_2(splits)
             warps = max(1, splits_pad * dim_pad // 4096)  # with more numbers a warp runs out of registers
             merging: dict[str, Any] = {"HEADS": heads, "SPLITS_PAD": splits_pad, "num_warps": warps}
-            merge_row[(rows, heads)](part, lse, out, visible, rows, **constants, **merging)
+            merge_row[(rows, heads)](part, lse, out, visible, rows, splits, **constants, **merging)
         return out
 
-    def _lay_out(self, heads: int, kv_heads: int, dim: int, *, is_rounded: bool) -> None:
+    def _lay_out(self, heads: int, kv_heads: int, dim: int, *, itemsize: int, is_rounded: bool) -> None:
         """Cut the requests' rows into tiles, int32 [tiles, 3]: request, first row, the row after the last.
 
         The sizes for heads of 64 and 128 were the fastest on an H200. The accumulator of a larger head leaves registers
@@ -205,7 +212,8 @@ class TritonPlan:
         """
         starts, group = self.batch.query_start_host, heads // kv_heads
         longest = max(stop - start for start, stop in pairwise(starts))
-        block_m = min(128 if 64 < dim <= 128 else 64, max(16, next_power_of_2(longest * group)))
+        most = 32 if itemsize == 4 else 128 if 64 < dim <= 128 else 64
+        block_m = min(most, max(16, next_power_of_2(longest * group)))
         block_m = max(block_m, next_power_of_2(group))  # a tile has all heads of its rows
         tile_rows = max(1, block_m // group)
         few = longest <= FEW_ROWS
@@ -218,9 +226,12 @@ class TritonPlan:
         splits = max(1, min(MOST_SPLITS, wanted, keys // self.least_keys))
         dim_pad = max(16, next_power_of_2(dim))  # of the least size that a matrix unit takes
         heads_first = not few and programs < FEW_PROGRAMS
-        chosen = self.tiling or replace(_tiling(block_m, dim_pad, is_rounded=is_rounded), heads_first=heads_first)
+        chosen = self.tiling or replace(
+            _tiling(block_m, dim_pad, itemsize=itemsize, is_rounded=is_rounded), heads_first=heads_first
+        )
         self._grid = (kv_heads, len(tiles), splits) if chosen.heads_first else (len(tiles), kv_heads, splits)
-        self._constants = {"HEADS": heads, "DIM": dim, "DIM_PAD": dim_pad, "SPLITS": splits}
+        self._heads_first = chosen.heads_first
+        self._constants = {"HEADS": heads, "DIM": dim, "DIM_PAD": dim_pad}
         self._tiling = {
             "GROUP": group,
             "PAGE": self.page_size,
@@ -229,7 +240,7 @@ class TritonPlan:
             "TILE_ROWS": tile_rows,
             "BLOCK_M": block_m,
             "BLOCK_N": chosen.keys,
-            "HEADS_FIRST": chosen.heads_first,
+            "SPLIT": splits > 1,
             "num_warps": chosen.warps,
             "num_stages": chosen.stages,
         }

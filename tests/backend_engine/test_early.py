@@ -24,14 +24,14 @@ from promptsluice.backend_engine.attention import decode_kernels
 MATRIX = dict(IN="i32", OUT="i32")
 WIDTH = dict(SLICES=4, SLICE=256, ROWS=8)
 
-def head(dtype, dim, keys, group, splits):
+def head(dim, keys, group):
     return dict(GROUP=group, KV=2, DIM=dim, DIM_PAD=dim, PAGE=16, WINDOW=0, NORM=True, GROUP_PAD=16, BLOCK_N=keys,
-                SPLITS=splits)
+                SPLIT=True)
 
 def kernels(dtype):
     x = "*" + dtype
     attention = dict(visible="*i32", table="*i32", slots="*i64", part="*fp32", lse="*fp32", kv_slot="i32",
-                     table_row="i32", turn_row="i32", rows="i32", scale_log2="fp32", eps="fp32")
+                     table_row="i32", turn_row="i32", rows="i32", splits="i32", scale_log2="fp32", eps="fp32")
     yield one_row_triton._tile_product, MATRIX, dict(BIAS=True, BLOCK_N=2, BLOCK=8192), 8
     yield one_row_triton._product, MATRIX, dict(BIAS=False, EVEN=True, BLOCK_N=8, BLOCK_K=512), 4
     yield (one_row_triton._normed_product, dict(MATRIX, eps="fp32"),
@@ -44,11 +44,11 @@ def kernels(dtype):
            dict(PARTS=5, BLOCK=1024, FIRST=True), 8)
     heads = ((64, 64, 4), (128, 32, 2)) if dtype != "fp32" else ((64, 32, 2), (128, 32, 4))
     for dim, keys, warps in heads:
-        yield decode_kernels.attend_row, attention, head(dtype, dim, keys, 7, 64), warps
+        yield decode_kernels.attend_row, attention, head(dim, keys, 7), warps
     if dtype != "fp32":
-        yield decode_kernels.attend_row, attention, head(dtype, 256, 32, 4, 64), 4
+        yield decode_kernels.attend_row, attention, head(256, 32, 4), 4
     yield (decode_kernels.merge_row, attention,
-           dict(HEADS=14, DIM=64, DIM_PAD=64, WINDOW=0, BLOCK_N=64, SPLITS=64, SPLITS_PAD=64), 1)
+           dict(HEADS=14, DIM=64, DIM_PAD=64, WINDOW=0, BLOCK_N=64, SPLITS_PAD=64), 1)
 
 def compiled(kernel, types, constants, warps, dtype, card):
     constants = dict(constants, EARLY=card >= 90)
