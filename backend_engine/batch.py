@@ -62,6 +62,7 @@ class StepBatch:
     probes: tuple[Probe, ...] = ()
     newest: bool = False  # known: each row's own key is the last one that it sees
     until: float = 1.0  # the share of the layers that is run: where all rows are probes that look no deeper
+    tiles: Tensor | None = None  # int32 [T, 3], where attention finds its tiles laid out: see attention.paged
 
     @property
     def rows(self) -> int:

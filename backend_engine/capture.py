@@ -3,13 +3,24 @@
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import torch
+
+from .options import LEAST_GRAPH_ROWS, MOST_GRAPH_ROWS
+
+# Rows of the steps with prefills that are recorded. Between two of them, a step is padded.
+SIZES = (LEAST_GRAPH_ROWS, 32, 48, 64, 96, 128, 192, 256, 320, 384, 448, MOST_GRAPH_ROWS)
 
 _WARM_UPS = 2
 
 R = TypeVar("R")
+
+
+class Record(Protocol):
+    """Records work once, as something that runs it again and again and returns what it returned."""
+
+    def __call__(self, work: Callable[[], R]) -> Callable[[], R]: ...
 
 
 class Recorder:
@@ -31,6 +42,22 @@ class Recorder:
         with torch.cuda.graph(graph, pool=self._memory, capture_error_mode="thread_local"):
             result = work()
         return graph, result
+
+
+def cuda_record() -> Record:
+    """Records CUDA graphs: what they return is memory that the next run overwrites. See Recorder."""
+    recorder = Recorder()
+
+    def record(work: Callable[[], R]) -> Callable[[], R]:
+        graph, result = recorder(work)
+
+        def replay() -> R:
+            graph.replay()
+            return result
+
+        return replay
+
+    return record
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from .likeliest import likeliest
 from .masks import masked
 from .sampling import SamplingTensors, sample, sample_ahead
 from .sequence import Sequence
@@ -42,20 +43,26 @@ class Drawer:
         self,
         logits: Tensor,
         rows: list[Sequence],
-        params: SamplingTensors,
+        params: SamplingTensors | None,
         *,
         allowed: Tensor | None = None,
         ahead: bool = False,
     ) -> Drawn:
-        """A token for each row of `logits` [S, vocab], which belong to `rows` and are drawn by `params`.
+        """A token for each row of `logits` [S, vocab], which belong to `rows` and are drawn by `params` (None: all
+        greedily).
 
         `allowed` (see masks.py) bounds what may be drawn, before everything else. With `ahead`, some may be UNDECIDED,
         but sampling does not wait for the device.
         """
         bounded = logits if allowed is None else masked(logits, allowed)
         changed = shaped(bounded, rows, counts=self._counts, eos_ids=self._eos_ids)
-        if ahead:
-            ids = sample_ahead(changed, params, filtered=any(row.request.sampling.filtered for row in rows))
+        filtered = any(row.request.sampling.filtered for row in rows)
+        if params is None:
+            ids = likeliest(changed)
+        elif ahead or (
+            changed.is_cuda and not filtered
+        ):  # none is UNDECIDED without filters, and nothing is waited for
+            ids = sample_ahead(changed, params, filtered=filtered)
         else:
             ids = sample(changed, params)
         asking = [row for row, sequence in enumerate(rows) if sequence.request.sampling.logprobs is not None]

@@ -36,7 +36,7 @@ from .span_loads import SpanLoader, span_loader
 from .speculation import speculator
 from .stats import EngineStats
 from .step_cost import StepCost
-from .steps import SingleRowSteps
+from .steps import MixedSteps, SingleRowSteps
 from .table import RunningTable
 from .tiers.open import open_tiers
 from .tiers.streams import SideStream
@@ -56,13 +56,15 @@ class Engine:
         *,
         options: EngineOptions | None = None,
         single_rows: Callable[..., SingleRowSteps] | None = None,
+        mixed: Callable[..., MixedSteps] | None = None,
         joints: Joints | None = None,
         side_stream: SideStream | None = None,
         step_cost: StepCost | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`single_rows` makes what runs steps of one row a request: by default CUDA graphs, on a GPU. `joints` are the
-        decoder's for other steps: by default such graphs, too, for as many rows as the options say.
+        """`single_rows` makes what runs steps of one row a request, `mixed` what runs others, and `joints` are the
+        decoder's for steps that neither serves: by default CUDA graphs, on a GPU, the last two of as many rows as the
+        options say.
 
         `side_stream` is where pages and reused spans are copied to and from host memory: by default CUDA streams, on a
         GPU. `step_cost` decides how many tokens are guessed; by default it is measured now, if any may be.
@@ -94,21 +96,28 @@ class Engine:
         )
         drawer = Drawer(counts=self._table.counts, eos_ids=spec.eos_ids)
         guessed = options.guessed(decoder.device.type)
-        if single_rows is None and decoder.device.type == "cuda":
+        on_card, graph_rows = decoder.device.type == "cuda", options.graph_rows
+        if on_card and single_rows is None:
             from .graphs import DecodeGraphs as single_rows
-        steps: SingleRowSteps | None = None
-        if single_rows is not None:
-            mirror = self._table.mirror(spare=pages)
-            steps = single_rows(
-                decoder, self.pool, mirror,
-                sampling=self._table.sampling, max_tokens=self.max_tokens, drafting=guessed > 0,
-            )  # fmt: skip
-        if joints is None and decoder.device.type == "cuda" and options.graph_rows:
+        if on_card and graph_rows and mixed is None:
+            from .mixed_graphs import MixedGraphs as mixed
+        if on_card and graph_rows and joints is None:
             from .joint_graphs import JointGraphs
 
-            joints = JointGraphs(decoder, most=options.graph_rows)
+            joints = JointGraphs(decoder, most=graph_rows)
+        steps: SingleRowSteps | None = None
+        mixed_steps: MixedSteps | None = None
+        if single_rows is not None or mixed is not None:
+            mirror = self._table.mirror(spare=pages)
+            if single_rows is not None:
+                steps = single_rows(
+                    decoder, self.pool, mirror,
+                    sampling=self._table.sampling, max_tokens=self.max_tokens, drafting=guessed > 0,
+                )  # fmt: skip
+            if mixed is not None:
+                mixed_steps = mixed(decoder, self.pool, mirror, most=graph_rows, max_tokens=self.max_tokens)
         spans = span_loader(decoder, self.pool, side_stream)
-        if decoder.device.type == "cuda" and isinstance(spans, SpanLoader):
+        if on_card and isinstance(spans, SpanLoader):
             warm_up(decoder, self.pool, spans, spare=pages, max_tokens=self.max_tokens)
         self._pages = SequencePages(
             pool=self.pool,
@@ -136,6 +145,7 @@ class Engine:
             drawer=drawer,
             masks=Masks(rows=options.step_tokens, vocab=spec.vocab, device=decoder.device),
             steps=steps,
+            mixed=mixed_steps,
             joints=joints,
         )
         self._outputs = Outputs(spec, scheduler=self._scheduler, table=self._table, drawer=drawer, tier=self.tier)

@@ -1,8 +1,8 @@
 """CUDA graphs of what stands between one layer's attention and the next one's, for prefills of few rows.
 
-Such a step is bound by the host: of a layer's dozen launches a graph makes one of seven. Attention stays out of it: how
-its keys are split depends on the prompt, and it waits for keys that come from elsewhere. A step between two sizes is
-padded with rows that nobody reads.
+Such a step is bound by the host: of a layer's dozen launches a graph makes one of seven. Attention stays out of it, for
+the steps that cannot be one graph (mixed_graphs.py): keys come from elsewhere while they run, or rows are dropped on
+the way. A step between two sizes is padded with rows that nobody reads.
 """
 
 from bisect import bisect_left
@@ -12,15 +12,9 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from .capture import Recorder, uncollected
+from .capture import SIZES, Record, cuda_record, uncollected
 from .linear import MOST_FEW_ROWS
 from .model import Decoder
-from .options import LEAST_GRAPH_ROWS, MOST_GRAPH_ROWS
-
-_SIZES = (LEAST_GRAPH_ROWS, 32, 48, 64, 96, 128, 192, 256, 320, 384, 448, MOST_GRAPH_ROWS)
-
-Record = Callable[[Callable[[], None]], Callable[[], None]]
-"""What records the work of a callable, as something that runs it again and again."""
 
 
 class JointGraphs:
@@ -33,7 +27,7 @@ class JointGraphs:
 
     def __init__(self, decoder: Decoder, *, most: int, record: Record | None = None) -> None:
         self._decoder = decoder
-        self._sizes = [size for size in _SIZES if size <= most]
+        self._sizes = [size for size in SIZES if size <= most]
         spec = decoder.spec
         widths = (spec.heads * spec.head_dim, spec.hidden, (spec.heads + 2 * spec.kv_heads) * spec.head_dim)
         self._attended, self._residual, self._product = (
@@ -41,7 +35,7 @@ class JointGraphs:
         )
         layers = range(spec.layers - 1)  # the last one's rows are cut to those that need logits
         with uncollected(), torch.inference_mode():
-            record = record or _cuda()
+            record = record or cuda_record()
             # Large sizes first: the memory that they work in serves the smaller ones too.
             self._replays = {
                 (size, layer): record(self._work(size, layer)) for size, layer in product(reversed(self._sizes), layers)
@@ -67,8 +61,3 @@ class JointGraphs:
                 residual.copy_(after)
 
         return work
-
-
-def _cuda() -> Record:
-    recorder = Recorder()
-    return lambda work: recorder(work)[0].replay

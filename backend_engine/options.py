@@ -23,8 +23,8 @@ class EngineOptions:
     `guessed_tokens` tokens a request are guessed ahead from what its text repeats, where that pays (None: by the
     device; 0: never).
 
-    On a GPU, steps with prefills of up to `graph_rows` rows (16 to 512) run as CUDA graphs but for their attention; 0:
-    none do.
+    On a GPU, steps with prefills of up to `graph_rows` rows (16 to 512) run as CUDA graphs, those that reuse stored KV
+    but for their attention; 0: none do.
 
     What the prefix tree gives up is kept in `host_bytes` of host memory, and from there written to `disk_bytes` of
     files below `disk_path`, which other engines may share; 0 turns a tier off. The disk's pages pass through host
@@ -41,7 +41,7 @@ class EngineOptions:
     max_running: int = 64
     shared_tokens: int = 64
     guessed_tokens: int | None = None
-    graph_rows: int = 0
+    graph_rows: int = MOST_GRAPH_ROWS
     host_bytes: int = 0
     disk_bytes: int = 0
     disk_path: Path | None = None

@@ -78,6 +78,15 @@ class StepPlan:
         )
 
     @property
+    def plain(self) -> bool:
+        """Whether all rows go through all layers, and no logits are needed but those that a token is drawn from."""
+        return not any(chunk.narrowed or chunk.sequence.probing or len(chunk.scored) for chunk in self.chunks)
+
+    @property
+    def rows(self) -> int:
+        return int(self.widths.sum()) + sum(chunk.count for chunk in self.chunks)
+
+    @property
     def draw(self) -> Draw:
         """The least kind by which every token can be drawn; by the host if it is not `single`."""
         if not self.single:

@@ -128,11 +128,13 @@ class RadixTree:
                 break
         return matched
 
-    def insert(self, ids: Ids, pages: Pages, *, namespace: str = "", tail: bool = False) -> Pages:
+    def insert(self, ids: Ids, pages: Pages, *, namespace: str = "", tail: bool = False, grows: bool = False) -> Pages:
         """Make the KV of `ids`, which lies in `pages`, known; return the pages that the caller holds from now on.
 
         Where the tree already knew a page's tokens, the caller's reference moves from its own page to the tree's. Only
         whole pages are taken, and with `tail` also the last, partly filled one, which nobody may write to afterwards.
+        With `grows` the caller has made a beginning known before, and what is new becomes part of the same leaf: of a
+        node for each of a prefill's pieces, every later look at it would be one of many.
         """
         whole = len(ids) // self.page_size
         assert len(pages) * self.page_size >= len(ids), (len(ids), len(pages))
@@ -143,8 +145,12 @@ class RadixTree:
         rest = ids[place.matched :]
         if done < whole:
             cut = (whole - done) * self.page_size
-            node = self._add(self._end(place), rest[:cut], pages[done:whole])
-            place = _Place(node, cut, whole * self.page_size, _NO_PAGES)
+            node = self._end(place)
+            if grows and not node.children and len(node.pages):
+                self._extend(node, rest[:cut], pages[done:whole])
+            else:
+                node = self._add(node, rest[:cut], pages[done:whole])
+            place = _Place(node, len(node.ids), whole * self.page_size, _NO_PAGES)
             rest = rest[cut:]
         if tail and len(rest) and self._longest_start(place, rest)[1] < len(rest):
             self._add(self._end(place), rest, pages[whole : whole + 1])
@@ -242,11 +248,20 @@ class RadixTree:
         node = _Node(first.tobytes(), ids.copy(), pages.copy(), parent=parent, used=next(self._clock))
         assert node.key not in parent.children, ids
         parent.children[node.key] = node
+        self._hold(pages)
+        self._queue(node)
+        return node
+
+    def _extend(self, leaf: _Node, ids: Ids, pages: Pages) -> None:
+        """Add whole pages to a leaf of whole pages."""
+        leaf.ids, leaf.pages = np.concatenate((leaf.ids, ids)), np.concatenate((leaf.pages, pages))
+        leaf.names = []  # all are made anew when they are needed
+        self._hold(pages)
+
+    def _hold(self, pages: Pages) -> None:
         self._allocator.ref(pages)
         self._held[pages] = True
         self.pages += len(pages)
-        self._queue(node)
-        return node
 
     def _adopt(self, known: Pages, own: Pages) -> None:
         different = known != own

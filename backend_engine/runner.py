@@ -11,12 +11,13 @@ from .grammar.filling import Masks
 from .model import Decoder, Joints
 from .plan import StepPlan
 from .pool import KVPool
-from .sampling import UNDECIDED
+from .sampling import COLDEST, UNDECIDED
 from .scoring import keep_first, score
 from .sequence import Phase, Sequence
-from .steps import Draw, Launched, SingleRowSteps
+from .steps import Draw, Launched, MixedSteps, SingleRowSteps
 from .table import RunningTable
 from .tiers.base import Loads
+from .tiers.empty import NO_LOADS
 from .transfers import Fetch, sent
 
 
@@ -43,7 +44,8 @@ class Flight:
 
 
 class StepRunner:
-    """For the engine's thread. `steps`, if any, run plans of one row a request, and guesses.
+    """For the engine's thread. `steps`, if any, run plans of one row a request, and guesses; `mixed`, if any, plain
+    plans of few rows.
 
     `joints`, if any, are the decoder's for other plans. `loads` is asked before each step that is not launched behind
     another one; `carry` takes those back of which a step did not wait for all layers.
@@ -60,6 +62,7 @@ class StepRunner:
         drawer: Drawer,
         masks: Masks,
         steps: SingleRowSteps | None,
+        mixed: MixedSteps | None = None,
         joints: Joints | None = None,
     ) -> None:
         self._decoder = decoder
@@ -70,6 +73,7 @@ class StepRunner:
         self._drawer = drawer
         self._masks = masks
         self._steps = steps
+        self._mixed = mixed
         self._joints = joints
 
     def overlaps(self, plan: StepPlan) -> bool:
@@ -127,6 +131,12 @@ class StepRunner:
             self._table.refresh(Draw.HOST)
             rows, widths = self._table.drafted_rows(plan), plan.widths.tolist()
             return self._draw(self._steps.drafted(*rows, widths), plan)
+        if self._mixed is not None and loads is NO_LOADS and plan.plain and plan.rows <= self._mixed.most:
+            self._table.refresh(Draw.LIKELIEST)  # the pages, nothing that a token is drawn by
+            ids, places, owners, widths = self._table.mixed_rows(plan)
+            hidden = self._mixed.run(ids, places, owners, widths)
+            draws = [*(True for _ in plan.decodes), *(chunk.draws for chunk in plan.chunks)]
+            return self._drawn_from(hidden, (widths.cumsum() - 1)[draws].tolist(), plan)
         try:
             loads.begin()  # while the host lays out the step
             batch = replace(self._table.layout(plan), loads=loads)
@@ -144,16 +154,22 @@ class StepRunner:
             place += len(chunk.logits)
             if chunk.draws:
                 drawing.append(place - 1)
-        if not drawing:
+        return self._drawn_from(hidden, drawing, plan)
+
+    def _drawn_from(self, hidden: Tensor, rows: list[int], plan: StepPlan) -> list[int]:
+        """A token from each of `rows`."""
+        if not rows:
             return []
-        rows = torch.tensor(drawing, device=hidden.device)
-        return self._draw(self._decoder.logits(hidden[rows]), plan)
+        return self._draw(self._decoder.logits(hidden[sent(rows, hidden.device)]), plan)
 
     def _draw(self, logits: Tensor, plan: StepPlan) -> list[int]:
         return self._drawer.read(self._drawn(logits, plan, ahead=False))
 
     def _drawn(self, logits: Tensor, plan: StepPlan, *, ahead: bool) -> Drawn:
         """A token for each row of `logits`. On a GPU the masks are made while it computes the logits."""
-        allowed = self._masks.of([sequence.matcher for sequence in plan.owners])
-        keep_first(logits, plan.owners)
-        return self._drawer.draw(logits, plan.owners, self._table.drawing(plan), allowed=allowed, ahead=ahead)
+        owners = plan.owners
+        allowed = self._masks.of([sequence.matcher for sequence in owners])
+        keep_first(logits, owners)
+        greedy = all(sequence.request.sampling.temperature <= COLDEST for sequence in owners)
+        params = None if greedy else self._table.drawing(plan)
+        return self._drawer.draw(logits, owners, params, allowed=allowed, ahead=ahead)

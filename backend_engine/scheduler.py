@@ -202,7 +202,7 @@ class Scheduler:
         sequence.computed = sequence.length if chunk.last else int(sequence.plan[sequence.ran])
         if chunk.last:
             self._pages.keep(sequence)
-        self._pages.share(sequence)
+        self._pages.share(sequence, grows=chunk.first > 0)
         if chunk.last:
             sequence.phase = Phase.DECODE
 

@@ -10,7 +10,7 @@ from .pages import PageAllocator, Pages
 from .pool import KVPool
 from .radix import Match, RadixTree, common_tokens
 from .sequence import NO_PAGES, Phase, Rows, Sequence
-from .span_loads import SpanLoader, SpanWriter, Together
+from .span_loads import SpanLoader, SpanWriter, together
 from .table import RunningTable
 from .tiers.base import Loads, PrefixTier
 from .tiers.empty import NO_LOADS
@@ -188,10 +188,10 @@ class SequencePages:
 
     def loads(self) -> Loads:
         """All that is on its way into the pool for the next step, which must wait for it, whoever asked for it."""
-        self._carried = Together(self._carried, self._tier.loads())  # still to be waited for if the device now fails
+        self._carried = together(self._carried, self._tier.loads())  # still to be waited for if the device now fails
         spans = self._spans.loads()
         carried, self._carried = self._carried, NO_LOADS
-        return Together(carried, spans)
+        return together(carried, spans)
 
     def settle_loads(self) -> None:
         """After a failed step: whatever is under way comes before anybody else writes. Reused spans that are not begun
@@ -233,12 +233,12 @@ class SequencePages:
         """Have the prefix tree free `wanted` pages, and some more where a batch costs a tier no more than a few."""
         return self._tree.evict(max(wanted, self._tier.batch)) if wanted > 0 else 0
 
-    def share(self, sequence: Sequence, *, tail: bool = False) -> None:
-        """Give the prefix tree what it may know of a sequence's KV."""
+    def share(self, sequence: Sequence, *, tail: bool = False, grows: bool = False) -> None:
+        """Give the prefix tree what it may know of a sequence's KV. See RadixTree.insert."""
         known = sequence.storable
         if known:
             namespace, keys = sequence.request.namespace, marked(sequence.ids[:known], sequence.marks)
-            pages = self._tree.insert(keys, sequence.pages, namespace=namespace, tail=tail)
+            pages = self._tree.insert(keys, sequence.pages, namespace=namespace, tail=tail, grows=grows)
             self._table.set_pages(sequence, pages)
 
     def release(self, sequence: Sequence) -> None:

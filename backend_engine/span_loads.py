@@ -183,8 +183,14 @@ class SpanWriter:
         return KVBlock(self._ropes.move(k.float(), old, new).to(k.dtype), block.v)
 
 
-class Together:
-    """Several loads as one. See tiers.base.Loads."""
+def together(*loads: Loads) -> Loads:
+    """Several loads as one; NO_LOADS if none of them has any."""
+    some = [one for one in loads if one is not NO_LOADS]
+    return _Together(*some) if len(some) > 1 else some[0] if some else NO_LOADS
+
+
+class _Together:
+    """See tiers.base.Loads."""
 
     def __init__(self, *loads: Loads) -> None:
         self._loads = loads

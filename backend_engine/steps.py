@@ -1,4 +1,7 @@
-"""Steps without prefills, as a contract: launched, read later, and launched again on the device. And their tensors."""
+"""Steps that are recorded beforehand, as contracts. And their tensors.
+
+Those without prefills are launched, read later, and launched again on the device.
+"""
 
 from collections.abc import Sequence
 from enum import IntEnum
@@ -12,6 +15,7 @@ from .batch import StepBatch
 from .likeliest import likeliest
 from .sampling import sample_ahead
 from .sampling_table import SamplingTable
+from .sequence import Rows
 
 
 class Draw(IntEnum):
@@ -62,6 +66,20 @@ class SingleRowSteps(Protocol):
         """Launch a step in which request b runs `widths[b]` rows; the others are int64 [rows in all] on the host.
 
         Returns logits [rows in all, vocab].
+        """
+        ...
+
+
+class MixedSteps(Protocol):
+    """Runs decodes and prefills of up to `most` rows together. Page tables are read as by SingleRowSteps."""
+
+    most: int
+
+    def run(self, ids: Rows, places: Rows, owners: Rows, widths: Rows) -> Tensor:
+        """Launch a step of which request b has `widths[b]` rows and the table row `owners[b]`, int64 [requests].
+
+        `ids` and `places` in key order are int64 [rows]. Returns the hidden states [rows, hidden] after the last norm,
+        in memory that the next step overwrites.
         """
         ...
 

@@ -41,6 +41,7 @@ class RunningTable:
     def enter(self, sequence: Sequence) -> None:
         """Give a sequence a row."""
         sequence.row = self._free.pop()
+        self._stale.add(sequence.row)
         self.sampling.enter(sequence.row, sequence.request.sampling, seed=sequence.seed, prompt=sequence.prompt)
 
     def leave(self, sequence: Sequence) -> None:
@@ -50,7 +51,11 @@ class RunningTable:
         sequence.row = -1
 
     def set_pages(self, sequence: Sequence, pages: Pages) -> None:
-        self.pages[sequence.row, len(pages) : len(sequence.pages)] = 0
+        row = self.pages[sequence.row]
+        if len(pages) == len(sequence.pages) and np.array_equal(row[: len(pages)], pages):  # nothing to send
+            sequence.pages = pages
+            return
+        row[len(pages) : len(sequence.pages)] = 0
         sequence.pages = pages
         self.pages[sequence.row, : len(pages)] = pages
         self._stale.add(sequence.row)
@@ -84,6 +89,12 @@ class RunningTable:
         """The same of a step of decodes with drafts, for each of its rows."""
         owners, index, ids = self._rows(plan)
         return torch.from_numpy(ids), torch.from_numpy(index), torch.from_numpy(np.repeat(owners, plan.widths))
+
+    def mixed_rows(self, plan: StepPlan) -> tuple[Rows, Rows, Rows, Rows]:
+        """The id and the place in key order of each row of a step; each sequence's table row and number of rows."""
+        owners, index, ids = self._rows(plan)
+        counts = np.fromiter((chunk.count for chunk in plan.chunks), np.int64, len(plan.chunks))
+        return ids, index, owners, np.concatenate((plan.widths, counts))
 
     def _rows(self, plan: StepPlan) -> tuple[Rows, Rows, Rows]:
         """The table row of each sequence, and the place in key order and the id of each row of a step."""

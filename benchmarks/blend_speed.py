@@ -175,7 +175,7 @@ def main() -> None:
     parser.add_argument("--chunks", default="512,1024")
     parser.add_argument("--requests", type=int, default=1, help="prompts that come at once")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--graph-rows", type=int, default=0, help="see EngineOptions.graph_rows")
+    parser.add_argument("--graph-rows", type=int, default=512, help="see EngineOptions.graph_rows")
     parser.add_argument("--dtype", choices=("auto", "model", "int8", "fp8"), default="auto", help="of the chunks")
     options = parser.parse_args()
     totals, lengths = ([int(one) for one in text.split(",")] for text in (options.prompts, options.chunks))

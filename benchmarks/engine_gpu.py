@@ -279,7 +279,7 @@ def main() -> None:
     parser.add_argument("--shape", choices=SHAPES, default="llama-8b")
     parser.add_argument("--batches", default="1,8,64,256")
     parser.add_argument("--prompts", default="2048,8192,16000")
-    parser.add_argument("--graph-rows", type=int, default=0, help="see EngineOptions; for shorter --prompts")
+    parser.add_argument("--graph-rows", type=int, default=512, help="see EngineOptions; for shorter --prompts")
     parser.add_argument("--peer", action="append", default=[], help="transformers or vllm, or vllm=PYTHON")
     options = parser.parse_args()
     batches, prompts = ([int(one) for one in text.split(",")] for text in (options.batches, options.prompts))

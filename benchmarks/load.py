@@ -1,6 +1,7 @@
 """A mixed load on the engine's service: no token lost or doubled, streams that keep their pace, flat memory.
 
 Run: python benchmarks/load.py [--requests 200] [--rate 4] [--prefill 8000] [--streams 4] [--device cuda]
+     python benchmarks/load.py --shape llama-8b     (on a GPU, random bfloat16 weights, without the third part)
 
 Three parts, in one process, in float32, greedy:
 1. Requests with Poisson arrivals (`--rate` a second), mixed lengths and three tenants; a tenth is aborted after some
@@ -24,6 +25,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from blend_speed import loaded
+from engine_gpu import SHAPES
 from promptsluice.backend_engine import Engine, EngineService, GenerationRequest, SamplingParams, load_model
 from promptsluice.backend_engine.loader import LoadedModel
 from promptsluice.backend_engine.options import EngineOptions
@@ -123,11 +126,13 @@ async def beside_a_prefill(
     return alone, beside, took
 
 
-def sizes(model: LoadedModel, pages: int, graph_rows: int) -> EngineOptions:
+def sizes(model: LoadedModel, pages: int, *, graph_rows: int, least_prefill: int) -> EngineOptions:
     """As the gateway has them on the device."""
     if model.decoder.device.type == "cpu":
         return EngineOptions(pages=pages, max_running=32)
-    return EngineOptions(pages=pages, max_running=32, step_tokens=4096, least_prefill=256, graph_rows=graph_rows)
+    return EngineOptions(
+        pages=pages, max_running=32, step_tokens=4096, least_prefill=least_prefill, graph_rows=graph_rows
+    )
 
 
 def lone_outputs(model: LoadedModel, sent: list[Sent], *, pages: int) -> list[list[int]]:
@@ -169,7 +174,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2-135m-instruct")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--graph-rows", type=int, default=0, help="see EngineOptions.graph_rows")
+    parser.add_argument("--graph-rows", type=int, default=512, help="on a GPU: see EngineOptions.graph_rows")
+    parser.add_argument("--least-prefill", type=int, default=64, help="on a GPU: see EngineOptions.least_prefill")
+    parser.add_argument("--dtype", default="float32", help="in others outputs depend on the batch: no third part")
+    parser.add_argument("--shape", choices=SHAPES, help="random weights of its shapes, on a GPU")
     parser.add_argument("--requests", type=int, default=200)
     parser.add_argument("--rate", type=float, default=4.0, help="arrivals a second")
     parser.add_argument("--longest", type=int, default=600, help="tokens of a prompt")
@@ -178,14 +186,19 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     dice = random.Random(options.seed)
-    model = load_model(options.model, dtype="float32", device=options.device)
+    if options.shape:
+        options.model, options.device, options.dtype = options.shape, "cuda", "bfloat16"
+        model = loaded(options.shape, options.model)
+    else:
+        model = load_model(options.model, dtype=options.dtype, device=options.device)
     vocab, pages = model.spec.vocab, (options.prefill + 16_000) // 16
     sent = drawn(dice, requests=options.requests, vocab=vocab, longest=options.longest)
-    service = EngineService(Engine(model, options=sizes(model, pages, options.graph_rows)), max_waiting=1000)
+    chosen = sizes(model, pages, graph_rows=options.graph_rows, least_prefill=options.least_prefill)
+    service = EngineService(Engine(model, options=chosen), max_waiting=1000)
     service.start()
     processor = f"{platform.machine()}, {torch.get_num_threads()} threads"
     where = torch.cuda.get_device_name() if model.decoder.device.type == "cuda" else processor
-    print(f"{where}, torch {torch.__version__}, {options.model} float32")
+    print(f"{where}, torch {torch.__version__}, {options.model} {options.dtype}")
 
     async def measured() -> tuple[list[float], list[float], list[float], float]:
         memory = await load(service, sent, rate=options.rate, dice=dice)
@@ -206,6 +219,8 @@ def main() -> None:
     ratio = np.percentile(beside, 99) / np.percentile(alone, 99)
     print(f"p99 beside the prefill over p99 alone: {ratio:.2f}; the prefill took {took:.1f} s")
     print("resident MiB, a GPU's with them, after each quarter: " + " ".join(f"{each:.0f}" for each in memory))
+    if options.dtype != "float32":
+        return
     differing = wrong(sent, lone_outputs(model, sent, pages=pages))
     print(f"outputs that differ from a lone run: {len(differing)} {differing or ''}")
     raise SystemExit(1 if differing else 0)

@@ -6,6 +6,7 @@ merges. `TRITON_INTERPRET=1` runs the kernels on a CPU, for tests.
 
 import math
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
@@ -18,7 +19,7 @@ from ..batch import StepBatch
 from ..early import launch_options
 from ..fused import HeadTurn
 from ..fused_triton import numbers_of
-from ..launch_sizes import next_power_of_2
+from ..launch_sizes import cdiv, next_power_of_2
 from ..rounded_kv import RoundedKV, Stored
 from .decode_kernels import attend_row, merge_row
 from .kernels import attend, merge
@@ -37,6 +38,8 @@ MERGED = (4, 16, MOST_SPLITS)
 LOG2_E = math.log2(math.e)
 # Requests of at most so many rows are cut into tiles on the device, so that a graph can be captured around it.
 FEW_ROWS = 16
+# Where tiles are given, for any prompt: more parts would be written and merged for nothing with short ones.
+GIVEN_SPLITS = 16
 # Up to so many requests of one row each a step is bound by its launches, and rotation, the pool and attention are one.
 FEW_REQUESTS = 8
 # Of more query heads than this to one of keys, or of longer heads, that kernel has no registers for its blocks.
@@ -86,6 +89,33 @@ def _tiling(block_m: int, dim_pad: int, *, itemsize: int, is_rounded: bool) -> T
     if is_rounded and block_m <= 16:
         return Tiling(keys=keys, warps=2, stages=3)
     return Tiling(keys=keys, warps=4, stages=3 if block_m > 64 else 2)
+
+
+def tile_size(longest: int, *, heads: int, kv_heads: int, dim: int, itemsize: int) -> tuple[int, int]:
+    """How many rows of a request are a tile, and with their heads of one group, filled up for the matrix units.
+
+    `longest` is the number of rows of the request that has most, `itemsize` the bytes of a query's number. The sizes
+    for heads of 64 and 128 were the fastest on an H200. The accumulator of a larger head leaves registers for fewer
+    rows.
+    """
+    group = heads // kv_heads
+    most = 32 if itemsize == 4 else 128 if 64 < dim <= 128 else 64
+    block = max(min(most, max(16, next_power_of_2(longest * group))), next_power_of_2(group))
+    return max(1, block // group), block
+
+
+def cut(starts: Sequence[int], tile_rows: int) -> np.ndarray:
+    """The tiles of requests whose rows are `starts[b] .. starts[b + 1] - 1`, int32 [tiles, 3]: the request, which is
+    its row of the page table, the tile's first row, and the row after its last.
+
+    The last rows of a request see most keys, so they start first: no long tile is left over at the end.
+    """
+    tiles = [
+        (request, first, min(first + tile_rows, stop))
+        for request, (start, stop) in enumerate(pairwise(starts))
+        for first in reversed(range(start, stop, tile_rows))
+    ]
+    return np.array(tiles, dtype=np.int32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,25 +235,28 @@ class TritonPlan:
         return out
 
     def _lay_out(self, heads: int, kv_heads: int, dim: int, *, itemsize: int, is_rounded: bool) -> None:
-        """Cut the requests' rows into tiles, int32 [tiles, 3]: request, first row, the row after the last.
+        """Cut the requests' rows into tiles, if the batch does not say how.
 
-        The sizes for heads of 64 and 128 were the fastest on an H200. The accumulator of a larger head leaves registers
-        for fewer rows. What the kernels are launched with is made once for all layers: it costs the host time.
+        What the kernels are launched with is made once for all layers: it costs the host time.
         """
-        starts, group = self.batch.query_start_host, heads // kv_heads
-        longest = max(stop - start for start, stop in pairwise(starts))
-        most = 32 if itemsize == 4 else 128 if 64 < dim <= 128 else 64
-        block_m = min(most, max(16, next_power_of_2(longest * group)))
-        block_m = max(block_m, next_power_of_2(group))  # a tile has all heads of its rows
-        tile_rows = max(1, block_m // group)
-        few = longest <= FEW_ROWS
-        self._tiles = tiles = self._few_tiles(tile_rows, longest) if few else self._prefill_tiles(tile_rows)
-        keys = max(self.batch.key_count_host)
+        batch, given = self.batch, self.batch.tiles
+        longest = max(stop - start for start, stop in pairwise(batch.query_start_host))
+        tile_rows, block_m = tile_size(longest, heads=heads, kv_heads=kv_heads, dim=dim, itemsize=itemsize)
+        few = given is None and longest <= FEW_ROWS
+        if given is not None:
+            tiles = given
+        elif few:
+            tiles = self._few_tiles(tile_rows, longest)
+        else:
+            tiles = torch.from_numpy(cut(batch.query_start_host, tile_rows)).to(batch.ids.device, non_blocking=True)
+        self._tiles = tiles
+        keys = max(batch.key_count_host)
         if self.window is not None:
             keys = min(keys, self.window + tile_rows - 1)
-        programs = len(tiles) * kv_heads
+        # Of given tiles most may be empty: so many are full.
+        programs = (len(tiles) if given is None else cdiv(batch.rows, tile_rows)) * kv_heads
         wanted = (PROGRAMS if few else BALANCED_PROGRAMS) // programs
-        splits = max(1, min(MOST_SPLITS, wanted, keys // self.least_keys))
+        splits = max(1, min(MOST_SPLITS if given is None else GIVEN_SPLITS, wanted, keys // self.least_keys))
         dim_pad = max(16, next_power_of_2(dim))  # of the least size that a matrix unit takes
         heads_first = not few and programs < FEW_PROGRAMS
         chosen = self.tiling or replace(
@@ -233,7 +266,7 @@ class TritonPlan:
         self._heads_first = chosen.heads_first
         self._constants = {"HEADS": heads, "DIM": dim, "DIM_PAD": dim_pad}
         self._tiling = {
-            "GROUP": group,
+            "GROUP": heads // kv_heads,
             "PAGE": self.page_size,
             "WINDOW": self.window or 0,
             "ROUNDED": is_rounded,
@@ -256,12 +289,3 @@ class TritonPlan:
         first = torch.minimum(starts[:-1, None] + ahead, stop)
         last = torch.minimum(first + tile_rows, stop)
         return torch.stack((request[:, None].expand_as(first), first, last), dim=-1).view(-1, 3)
-
-    def _prefill_tiles(self, tile_rows: int) -> Tensor:
-        """The last rows of a request see most keys, so they start first: no long tile is left over at the end."""
-        tiles = [
-            (request, first, min(first + tile_rows, stop))
-            for request, (start, stop) in enumerate(pairwise(self.batch.query_start_host))
-            for first in reversed(range(start, stop, tile_rows))
-        ]
-        return torch.from_numpy(np.array(tiles, dtype=np.int32)).to(self.batch.ids.device, non_blocking=True)

@@ -205,7 +205,7 @@ def engine_options(spec: EmbeddedBackend, *, on_card: bool, prefixes: Path | Non
         kv_dtype=spec.kv_dtype,
         step_tokens=max(spec.step_tokens or (4096 if on_card else 512), spec.max_running),
         stall=spec.stall,
-        least_prefill=256 if on_card else 16,
+        least_prefill=64 if on_card else 16,
         max_running=spec.max_running,
         guessed_tokens=spec.guessed_tokens,
         host_bytes=usual if cache.host is None else cache.host,

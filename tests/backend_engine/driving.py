@@ -69,7 +69,8 @@ def tiny_engine(
     """Tokens are guessed only if `guessed_tokens` says so, and then at no cost. Without `stall`, no chunk's size
     depends on how fast the machine is.
     """
-    sizes = {"step_tokens": 64, "max_running": 16, "shared_tokens": 8, "guessed_tokens": 0} | options
+    sizes = {"step_tokens": 64, "max_running": 16, "shared_tokens": 8, "guessed_tokens": 0, "graph_rows": 64}
+    sizes |= options
     chosen = EngineOptions(pages=pages, page_size=page_size, stall=stall, **sizes)
     return Engine(model, options=chosen, single_rows=single_rows, step_cost=FREE_ROWS, clock=clock)
 

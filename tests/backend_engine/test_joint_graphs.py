@@ -113,7 +113,9 @@ def test_rows_may_be_dropped_on_the_way(llama: LoadedModel, layer: int) -> None:
 
 def test_an_engine_with_recorded_joints_gives_the_same_tokens(tiny_llama_dir: Path, llama: LoadedModel) -> None:
     joints = recorded(llama, 96)
-    options = EngineOptions(pages=200, page_size=4, step_tokens=60, max_running=16, guessed_tokens=0, stall=None)
+    options = EngineOptions(
+        pages=200, page_size=4, step_tokens=60, max_running=16, guessed_tokens=0, stall=None, graph_rows=0
+    )
     engine = Engine(llama, options=options, joints=joints)
     reference = Reference(tiny_llama_dir)
     prompts = [random_ids(length, length) for length in (12, 30, 47, 70, 150)]
