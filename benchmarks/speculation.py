@@ -183,6 +183,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2-135m-instruct")
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", default="float32", help="narrower ones round by the batch: outputs may differ")
     parser.add_argument("--data", type=Path)
     parser.add_argument("--sets", nargs="*", help="only these")
     parser.add_argument("--rounds", type=int, default=3)
@@ -191,7 +192,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=192)
     parser.add_argument("--guessed", type=int, help="tokens guessed at most (the engine's default)")
     options = parser.parse_args()
-    model = load_model(options.model, dtype="float32", device=options.device)
+    model = load_model(options.model, dtype=options.dtype, device=options.device)
     most = max(options.batches)
     sizes = EngineOptions(max_running=most, step_tokens=max(512, most), guessed_tokens=0)
     plain, guessing = (
@@ -201,7 +202,7 @@ def main() -> None:
     console = Console(width=120)
     processor = f"{platform.machine()}, {torch.get_num_threads()} threads"
     where = torch.cuda.get_device_name() if model.decoder.device.type == "cuda" else processor
-    console.print(f"{where}, torch {torch.__version__}")
+    console.print(f"{where}, torch {torch.__version__}, {options.dtype}")
     for chosen in sets(model, options.data, options.prompts):
         if options.sets and chosen.name not in options.sets:
             continue

@@ -109,6 +109,36 @@ def test_two_who_computed_the_same_end_up_with_the_same_pages() -> None:
     assert host.tree.pages == 3
 
 
+def nodes(tree: RadixTree) -> int:
+    return sum(1 for _ in tree._nodes(tree._top))
+
+
+def test_pieces_of_one_prefill_are_one_node_until_another_branches_off() -> None:
+    host, ids = Host(), _ids(*range(32))
+    (pages, _), other = host.start(ids), _ids(*range(12), *range(50, 58))  # type: ignore[misc]
+    for known in (8, 16, 20):
+        pages = host.tree.insert(ids[:known], pages, grows=known > 8)
+        host.check(running=1)
+    assert nodes(host.tree) == 1 and host.tree.match(ids).tokens == 20
+    (theirs, cached) = host.start(other)  # type: ignore[misc]
+    host.finish(other, theirs)
+    assert cached == 12 and nodes(host.tree) == 3
+    pages = host.tree.insert(ids[:28], pages, grows=True)  # its own branch grows on
+    host.check(running=1)
+    assert nodes(host.tree) == 3
+    host.finish(ids, pages)
+    host.check()
+    assert host.tree.match(ids).tokens == 32 and host.tree.match(other).tokens == 20
+
+
+def test_what_others_left_does_not_grow() -> None:
+    host = Host()
+    host.once(*range(8))
+    (pages, _) = host.start(_ids(*range(16)))  # type: ignore[misc]
+    host.finish(_ids(*range(16)), pages)
+    assert nodes(host.tree) == 2, "each keeps the time of its own last use"
+
+
 def test_eviction_takes_the_least_recently_used_and_never_what_is_in_use() -> None:
     host = Host(pages=6)
     host.once(*range(8))
@@ -168,8 +198,8 @@ def test_the_tree_agrees_with_a_list_of_sequences(pages: int, steps: list[tuple]
         elif running:
             ids, held, space = running.pop(first % len(running))
             if action == "progress":
-                part = ids[:second]
-                running.append((ids, host.tree.insert(part, held, namespace=space), space))
+                part, grows = ids[:second], bool(first % 2)
+                running.append((ids, host.tree.insert(part, held, namespace=space, grows=grows), space))
                 known.append((space, part[: len(part) // SIZE * SIZE].tolist()))
             elif second:
                 host.finish(ids, held, space)
@@ -218,7 +248,9 @@ def test_evicted_pages_are_named_by_all_that_comes_before_them(steps: list[tuple
         for number, name in enumerate(naming.extend(naming.start(space), ids)):
             meant[name] = [*map(ord, space), *tokens[: (number + 1) * SIZE]]
             content[int(pages[number])] = meant[name]
-        allocator.unref(tree.insert(ids, pages, namespace=space, tail=True))
+        pages = tree.insert(ids[: len(ids) // 2], pages, namespace=space)
+        tree.evict(wanted)
+        allocator.unref(tree.insert(ids, pages, namespace=space, tail=True, grows=wanted > 1))
         tree.evict(wanted)
         tree.check()
     tree.evict(allocator.pages)
