@@ -97,6 +97,7 @@ class StepBatch:
             query_start_host=starts,
             logit_rows=torch.searchsorted(rows, self.logit_rows),
             narrowings=narrowings,
+            tiles=None,  # which were of the rows before
             probes=tuple(replace(probe, rows=torch.searchsorted(rows, probe.rows)) for probe in self.probes),
         )
 

@@ -1,8 +1,8 @@
 """CUDA graphs of what stands between one layer's attention and the next one's, for prefills of few rows.
 
 Such a step is bound by the host: of a layer's dozen launches a graph makes one of seven. Attention stays out of it, for
-the steps that cannot be one graph (mixed_graphs.py): keys come from elsewhere while they run, or rows are dropped on
-the way. A step between two sizes is padded with rows that nobody reads.
+the steps that cannot be one graph (mixed_graphs.py): keys come from elsewhere while they run, a probe looks, rows are
+dropped on the way, or a prompt is scored. A step between two sizes is padded with rows that nobody reads.
 """
 
 from bisect import bisect_left

@@ -52,12 +52,22 @@ class MixedGraphs:
         # Large sizes first: the memory that they work in serves the smaller ones too.
         with uncollected(), torch.inference_mode():
             record = record or cuda_record()
-            self._replays = {size: record(self._work(size)) for size in reversed(self._sizes)}
+            self._replays = {size: self._recorded(size, record) for size in reversed(self._sizes)}
 
     def run(self, ids: Rows, places: Rows, owners: Rows, widths: Rows) -> Tensor:
         rows = len(ids)
         size = self._sizes[bisect_left(self._sizes, rows)]
-        used = 3 * (size + self._tiles(size))
+        self._send(size, ids, places, owners, widths)
+        return self._replays[size]()[:rows]
+
+    def _recorded(self, size: int, record: Record) -> Callable[[], Tensor]:
+        """The step of one size, recorded while nothing but padding is in it."""
+        none = np.empty(0, dtype=np.int64)
+        self._send(size, none, none, none, none)
+        return record(self._work(size))
+
+    def _send(self, size: int, ids: Rows, places: Rows, owners: Rows, widths: Rows) -> None:
+        rows, used = len(ids), 3 * (size + self._tiles(size))
         if self._sent is not None:
             self._sent.synchronize()  # the last step's numbers must have left the pinned memory
         numbers = self._numbers[:used].reshape(-1, 3)
@@ -70,7 +80,6 @@ class MixedGraphs:
         self._inputs[:used].copy_(self._host[:used], non_blocking=True)
         if self._sent is not None:
             self._sent.record()
-        return self._replays[size]()[:rows]
 
     def _tiles(self, size: int) -> int:
         """At most so many have rows: the last one of each request, and of the padding, may be a part."""

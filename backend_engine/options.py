@@ -23,8 +23,8 @@ class EngineOptions:
     `guessed_tokens` tokens a request are guessed ahead from what its text repeats, where that pays (None: by the
     device; 0: never).
 
-    On a GPU, steps with prefills of up to `graph_rows` rows (16 to 512) run as CUDA graphs, those that reuse stored KV
-    but for their attention; 0: none do.
+    On a GPU, steps with prefills of up to `graph_rows` rows (16 to 512, or the next of twelve sizes below) run as CUDA
+    graphs, those that reuse stored KV or score a prompt but for their attention; 0: none do.
 
     What the prefix tree gives up is kept in `host_bytes` of host memory, and from there written to `disk_bytes` of
     files below `disk_path`, which other engines may share; 0 turns a tier off. The disk's pages pass through host

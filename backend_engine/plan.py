@@ -79,8 +79,10 @@ class StepPlan:
 
     @property
     def plain(self) -> bool:
-        """Whether all rows go through all layers, and no logits are needed but those that a token is drawn from."""
-        return not any(chunk.narrowed or chunk.sequence.probing or len(chunk.scored) for chunk in self.chunks)
+        """Whether all rows go through all layers, and each sequence has one row at most to draw from, and none else."""
+        return not self.drafts and not any(
+            chunk.narrowed or chunk.sequence.probing or len(chunk.scored) for chunk in self.chunks
+        )
 
     @property
     def rows(self) -> int:

@@ -44,7 +44,7 @@ class _Node:
         self.key = key
         self.ids = ids
         self.pages = pages
-        self.names: list[bytes] = []  # of the pages, once they were needed
+        self.names: list[bytes] = []  # of the first pages, as far as they were needed
         self.parent = parent
         self.used = used
         self.queued = False
@@ -133,8 +133,8 @@ class RadixTree:
 
         Where the tree already knew a page's tokens, the caller's reference moves from its own page to the tree's. Only
         whole pages are taken, and with `tail` also the last, partly filled one, which nobody may write to afterwards.
-        With `grows` the caller has made a beginning known before, and what is new becomes part of the same leaf: of a
-        node for each of a prefill's pieces, every later look at it would be one of many.
+        With `grows`, of a caller that goes on with a prefill, what is new becomes part of the leaf that it
+        follows: with a node for each piece, later looks at the prefix would take as many steps.
         """
         whole = len(ids) // self.page_size
         assert len(pages) * self.page_size >= len(ids), (len(ids), len(pages))
@@ -255,7 +255,6 @@ class RadixTree:
     def _extend(self, leaf: _Node, ids: Ids, pages: Pages) -> None:
         """Add whole pages to a leaf of whole pages."""
         leaf.ids, leaf.pages = np.concatenate((leaf.ids, ids)), np.concatenate((leaf.pages, pages))
-        leaf.names = []  # all are made anew when they are needed
         self._hold(pages)
 
     def _hold(self, pages: Pages) -> None:
@@ -284,11 +283,14 @@ class RadixTree:
         unnamed, above = [], node
         while len(above.names) < len(above.pages):
             unnamed.append(above)
+            if above.names:
+                break
             assert above.parent is not None
             above = above.parent
         last = above.names[-1] if above.names else self._naming.start(above.key.decode())
         for each in reversed(unnamed):
-            each.names = self._naming.extend(last, each.ids)
+            rest = each.ids[len(each.names) * self.page_size :]
+            each.names = each.names + self._naming.extend(last, rest)  # a new list: `evict` holds the old one
             last = each.names[-1]
         return node.names
 
@@ -323,7 +325,7 @@ class RadixTree:
             assert len(node.ids) % self.page_size == 0 or (len(node.pages) == 1 and not node.children), node.ids
             assert node.parent is not None and node.parent.children[node.key] is node
             assert node.key == node.ids[: self.page_size].tobytes()
-            assert len(node.names) in (0, len(node.pages)), node.names
+            assert len(node.names) <= len(node.pages), node.names
             assert node.queued or node.children, "a leaf that could never be evicted"
             refs = self._allocator.refs(node.pages) - 1
             below = sum(int(self._allocator.refs(child.pages[:1])[0]) - 1 for child in node.children.values())
