@@ -120,7 +120,7 @@ class StepPlan:
 
     def account(self, seconds: float) -> None:
         """Give each prefill its part of a step that took so long, by rows; before its rows are planned anew."""
-        rows = len(self.decodes) + sum(chunk.count for chunk in self.chunks)
+        rows = self.rows
         for chunk in self.chunks:
             share, seen = chunk.count / rows, int(chunk.rows.sum()) + chunk.count
             chunk.sequence.work += PrefillWork(steps=share, rows=chunk.count, pairs=seen, seconds=share * seconds)
