@@ -113,6 +113,7 @@ def triton_attention(least_keys: int) -> AttentionBackend:
     return importlib.import_module("promptsluice.backend_engine.attention.paged").TritonAttention(least_keys=least_keys)
 
 
+@pytest.mark.slow
 @settings(max_examples=12, deadline=None)
 @given(drawn=requests(), seed=st.integers(0, 1000), split=st.booleans(), window=WINDOWS)
 def test_triton_equals_float64_reference(
@@ -157,7 +158,10 @@ def test_native_equals_float64_reference(
 
 
 @pytest.mark.parametrize("window", [None, 1, 70, 200])
-@pytest.mark.parametrize(("dim", "group"), [(16, 200), (48, 5), (64, 3), (80, 8), (128, 1), (256, 2), (24, 3)])
+@pytest.mark.parametrize(
+    ("dim", "group"),
+    [pytest.param(16, 200, marks=pytest.mark.slow), (48, 5), (64, 3), (80, 8), (128, 1), (256, 2), (24, 3)],
+)
 def test_native_over_several_blocks(native: AttentionBackend, dim: int, group: int, window: int | None) -> None:
     """A decode, few scattered rows, many of them, a prefill and its second chunk; 24 is left to torch."""
     pages = list(range(400))

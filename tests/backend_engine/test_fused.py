@@ -84,7 +84,10 @@ def random_linear(outputs: int, inputs: int, dtype: torch.dtype = torch.float32)
 
 @pytest.mark.parametrize("sandwich", [False, True])
 @pytest.mark.parametrize("activation", [None, "silu", "gelu_tanh"])
-@pytest.mark.parametrize(("hidden", "outputs", "biased"), [(96, 10, False), (576, 6, True), (1000, 4098, False)])
+@pytest.mark.parametrize(
+    ("hidden", "outputs", "biased"),
+    [(96, 10, False), (576, 6, True), pytest.param(1000, 4098, False, marks=pytest.mark.slow)],
+)
 def test_joint_of_one_row(
     triton_ops: FusedOps, hidden: int, outputs: int, biased: bool, activation: str | None, sandwich: bool
 ) -> None:

@@ -29,6 +29,7 @@ from .test_model import FAMILIES
 
 if DEVICE == "cpu":  # read when the kernels are first imported, which happens below
     os.environ["TRITON_INTERPRET"] = "1"
+pytestmark = pytest.mark.slow
 PAGE, SPARE_ROW, SPARE_PAGE = 16, 3, 24
 WORK = (lambda work: work) if DEVICE == "cpu" else None
 
@@ -136,7 +137,6 @@ def test_only_the_spare_page_is_written_while_they_are_recorded(llama: LoadedMod
     assert not pool.data[:, :, : 8 * 4].any() and pool.data[:, :, 8 * 4 :].any()
 
 
-@pytest.mark.slow
 def test_an_engine_gives_the_same_tokens(tiny_llama_dir: Path, llama: LoadedModel) -> None:
     made: list[Counted] = []
     engine, reference = engine_with(llama, made), Reference(tiny_llama_dir)
@@ -150,7 +150,6 @@ def test_an_engine_gives_the_same_tokens(tiny_llama_dir: Path, llama: LoadedMode
     assert_idle(engine)
 
 
-@pytest.mark.slow
 def test_prefix_hits_and_decodes_launched_elsewhere_see_the_same_pages(
     tiny_llama_dir: Path, llama: LoadedModel
 ) -> None:

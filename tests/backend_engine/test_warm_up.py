@@ -21,6 +21,7 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 if DEVICE.type == "cpu":  # read when the kernels are first imported, which happens below
     os.environ["TRITON_INTERPRET"] = "1"
 SPARE = 300
+pytestmark = pytest.mark.slow
 
 # In a process of its own, since here the interpreter runs kernels. Nothing is compiled and nothing launched: the hook,
 # which is asked before a kernel is compiled, says each time that this is done elsewhere.
