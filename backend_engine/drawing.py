@@ -57,11 +57,10 @@ class Drawer:
         bounded = logits if allowed is None else masked(logits, allowed)
         changed = shaped(bounded, rows, counts=self._counts, eos_ids=self._eos_ids)
         filtered = any(row.request.sampling.filtered for row in rows)
+        ahead = ahead or (changed.is_cuda and not filtered)  # then none is UNDECIDED, and the device is not waited for
         if params is None:
             ids = likeliest(changed)
-        elif ahead or (
-            changed.is_cuda and not filtered
-        ):  # none is UNDECIDED without filters, and nothing is waited for
+        elif ahead:
             ids = sample_ahead(changed, params, filtered=filtered)
         else:
             ids = sample(changed, params)

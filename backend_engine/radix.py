@@ -133,8 +133,8 @@ class RadixTree:
 
         Where the tree already knew a page's tokens, the caller's reference moves from its own page to the tree's. Only
         whole pages are taken, and with `tail` also the last, partly filled one, which nobody may write to afterwards.
-        With `grows`, of a caller that goes on with a prefill, what is new becomes part of the leaf that it
-        follows: with a node for each piece, later looks at the prefix would take as many steps.
+        With `grows`, for a caller that goes on with a prefill, what is new becomes part of the leaf before it: if each
+        piece were a node, later looks at the prefix would walk over all of them.
         """
         whole = len(ids) // self.page_size
         assert len(pages) * self.page_size >= len(ids), (len(ids), len(pages))

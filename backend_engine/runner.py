@@ -132,7 +132,7 @@ class StepRunner:
             rows, widths = self._table.drafted_rows(plan), plan.widths.tolist()
             return self._draw(self._steps.drafted(*rows, widths), plan)
         if self._mixed is not None and loads is NO_LOADS and plan.plain and plan.rows <= self._mixed.most:
-            self._table.refresh(Draw.LIKELIEST)  # the pages, nothing that a token is drawn by
+            self._table.refresh_pages()
             ids, places, owners, widths = self._table.mixed_rows(plan)
             hidden = self._mixed.run(ids, places, owners, widths)
             draws = [*(True for _ in plan.decodes), *(chunk.draws for chunk in plan.chunks)]

@@ -185,8 +185,8 @@ class SpanWriter:
 
 def together(*loads: Loads) -> Loads:
     """Several loads as one; NO_LOADS if none of them has any."""
-    some = [one for one in loads if one is not NO_LOADS]
-    return _Together(*some) if len(some) > 1 else some[0] if some else NO_LOADS
+    some = [one for one in loads if one is not NO_LOADS] or [NO_LOADS]
+    return some[0] if len(some) == 1 else _Together(*some)
 
 
 class _Together:

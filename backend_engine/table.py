@@ -71,6 +71,10 @@ class RunningTable:
         """Bring up to date on the device what a step reads there that draws so, or what is drawn from it."""
         if draw is not Draw.LIKELIEST:
             self.sampling.refresh()
+        self.refresh_pages()
+
+    def refresh_pages(self) -> None:
+        """Bring the page table on the device up to date, if there is one."""
         if self._device_pages is not None and len(self._stale) == 1:  # one transfer, and no kernel
             row = next(iter(self._stale))
             # Memory that is not pinned has been read when this returns.

@@ -196,7 +196,7 @@ def engine_options(spec: EmbeddedBackend, *, on_card: bool, prefixes: Path | Non
     """The engine's sizes for a backend of the policy file.
 
     What it leaves open is chosen by the device. A CPU's step of 512 rows takes about as long as a caller should wait
-    for an abort; a GPU needs thousands of rows to be busy, and below some hundred its step takes no less time.
+    for an abort; a GPU needs thousands of rows to be busy, and below some tens its step takes hardly less time.
     """
     cache = spec.prefix_cache
     usual = _HOST_BYTES if on_card else _PASSING_BYTES if prefixes else 0
