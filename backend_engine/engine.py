@@ -112,7 +112,7 @@ class Engine:
             if single_rows is not None:
                 steps = single_rows(
                     decoder, self.pool, mirror,
-                    sampling=self._table.sampling, max_tokens=self.max_tokens, drafting=guessed > 0,
+                    sampling=self._table.sampling, max_tokens=self.max_tokens,
                 )  # fmt: skip
             if mixed is not None:
                 mixed_steps = mixed(decoder, self.pool, mirror, most=graph_rows, max_tokens=self.max_tokens)
@@ -134,7 +134,7 @@ class Engine:
             tier=self.tier,
             table=self._table,
             options=options,
-            speculator=speculator(decoder, steps, most=guessed, spare=options.max_running, cost=step_cost),
+            speculator=speculator(decoder, steps, mixed_steps, most=guessed, spare=options.max_running, cost=step_cost),
         )
         self._runner = StepRunner(
             decoder=decoder,

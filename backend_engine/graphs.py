@@ -4,12 +4,10 @@ A step without prefills sends three numbers a row to the device (id, place in ke
 page tables, lengths, slots and sampling parameters are looked up there. A batch between two sizes is padded with rows
 that write to a spare page. A step is two launches: the layers, and behind them one of the ways to draw (see
 steps.Draw), which leaves the next step's numbers where the layers read them. All sizes are captured at the start: a
-capture in between would stall whoever is served. Steps that verify guesses have more rows a request; what these are
-worth was not measured on a GPU yet, so they are captured only on demand.
+capture in between would stall whoever is served.
 """
 
 from bisect import bisect_left
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 
@@ -20,13 +18,9 @@ from .capture import Recorder, uncollected
 from .model import Decoder
 from .pool import KVPool
 from .sampling_table import SamplingTable
-from .steps import Draw, Launched, drawn, even_batch, spread
+from .steps import Draw, Launched, drawn, single_batch
 
 LADDER = (1, 2, 4, 8, 12, 16, *range(24, 65, 8), *range(80, 257, 16), *range(288, 513, 32))
-# Requests, and rows of each, in steps that verify guesses.
-DRAFTED_REQUESTS, DRAFTED_ROWS = (1, 2, 4, 8), (4, 8, 16)
-
-Size = tuple[int, int]  # requests, rows of each
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +28,7 @@ class _Captured:
     """The layers of a step, and what may come behind them."""
 
     layers: torch.cuda.CUDAGraph
-    hidden: Tensor  # [rows, hidden], after the last norm
+    hidden: Tensor  # [requests, hidden], after the last norm
     draws: dict[Draw, torch.cuda.CUDAGraph] = field(default_factory=dict)
 
 
@@ -72,7 +66,6 @@ class DecodeGraphs:
         *,
         sampling: SamplingTable,
         max_tokens: int,
-        drafting: bool = False,
     ) -> None:
         self._decoder = decoder
         self._pool = pool
@@ -82,14 +75,10 @@ class DecodeGraphs:
         self._spare = pages.shape[0] - 1
         most = self._spare
         self._sizes = [size for size in LADDER if size < most] + [most]
-        drafted = [(requests, rows) for requests in DRAFTED_REQUESTS for rows in DRAFTED_ROWS if requests <= most]
-        sizes = [(size, 1) for size in self._sizes] + (drafted if drafting else [])
-        sizes.sort(key=lambda size: -size[0] * size[1])
-        widest = sizes[0][0] * sizes[0][1]
         self._recorded = Recorder()
-        self._host = torch.zeros(3, widest, dtype=torch.int64, pin_memory=True)
+        self._host = torch.zeros(3, most, dtype=torch.int64, pin_memory=True)
         self._lines = self._host.numpy()  # the same memory: torch takes ten times as long for a few numbers
-        self._inputs = torch.zeros(3, widest, dtype=torch.int64, device=pages.device)
+        self._inputs = torch.zeros(3, most, dtype=torch.int64, device=pages.device)
         self._sent = torch.cuda.Event()
         # What is drawn goes to two lines of the host's memory in turns, because a step is read while the next one runs.
         # The device counts the turns, as the host does.
@@ -97,10 +86,9 @@ class DecodeGraphs:
         self._turn, self._turns = torch.zeros(1, dtype=torch.int64, device=pages.device), 0
         # Large sizes first: the memory that they work in serves the smaller ones too.
         with uncollected():
-            self._captured = {size: self._capture(size) for size in sizes}
+            self._captured = {size: self._capture(size) for size in reversed(self._sizes)}
         self._turn.zero_()
         self._move_on(self._inputs[0, :1].clone(), read=None)  # compiles it, for a step that the host draws
-        self.drafting = max(drafted) if drafting else (0, 0)
 
     def run(self, ids: Tensor, places: Tensor, rows: Tensor, *, draw: Draw) -> Launched:
         count = ids.shape[0]
@@ -120,20 +108,8 @@ class DecodeGraphs:
             self._move_on(drawn, read=None)
         return self._launched(last.size, count, last.draw)
 
-    def drafted(self, ids: Tensor, places: Tensor, rows: Tensor, widths: Sequence[int]) -> Tensor:
-        requests = DRAFTED_REQUESTS[bisect_left(DRAFTED_REQUESTS, len(widths))]
-        width = DRAFTED_ROWS[bisect_left(DRAFTED_ROWS, max(widths))]
-        self._sent.synchronize()
-        self._pad(0, requests * width)
-        into = spread(torch.stack((ids, places, rows)), widths, width=width, out=self._host)
-        self._inputs.copy_(self._host, non_blocking=True)
-        self._sent.record()
-        captured = self._captured[requests, width]
-        captured.layers.replay()
-        return self._decoder.logits(captured.hidden[into.to(captured.hidden.device)])
-
     def _launched(self, size: int, count: int, draw: Draw) -> Launched:
-        captured = self._captured[size, 1]
+        captured = self._captured[size]
         captured.layers.replay()
         read, done = self._read[self._turns % 2, :count], torch.cuda.Event()
         if draw is not Draw.HOST:
@@ -149,22 +125,21 @@ class DecodeGraphs:
         self._lines[2, start:rows] = self._spare
 
     @torch.inference_mode()
-    def _capture(self, size: Size) -> _Captured:
-        self._pad(0, size[0] * size[1])
+    def _capture(self, size: int) -> _Captured:
+        self._pad(0, size)
         self._inputs.copy_(self._host)
         layers, hidden = self._recorded(lambda: self._layers(size))
         captured = _Captured(layers=layers, hidden=hidden)
         for draw in Draw:
-            if draw is not Draw.HOST and size[1] == 1:
+            if draw is not Draw.HOST:
                 captured.draws[draw], _ = self._recorded(lambda draw=draw: self._draw(hidden, draw))
         return captured
 
-    def _layers(self, size: Size) -> Tensor:
-        ids, places, owners = self._inputs[:, : size[0] * size[1]].unbind()
-        batch = even_batch(
-            ids, places, owners, self._pages,
-            width=size[1], page_size=self._pool.page_size, max_tokens=self._max_tokens,
-        )  # fmt: skip
+    def _layers(self, size: int) -> Tensor:
+        ids, places, owners = self._inputs[:, :size].unbind()
+        batch = single_batch(
+            ids, places, owners, self._pages, page_size=self._pool.page_size, max_tokens=self._max_tokens
+        )
         return self._decoder.forward(batch, self._pool).hidden
 
     def _draw(self, hidden: Tensor, draw: Draw) -> Tensor:

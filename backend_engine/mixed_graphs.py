@@ -1,4 +1,4 @@
-"""Whole-step CUDA graphs for steps with prefills of few rows: one launch, where the decoder makes several hundred.
+"""Whole-step CUDA graphs for steps with guesses or with prefills of few rows: one launch in place of several hundred.
 
 Such a step is bound by the host, and so are the streams that run beside it and the first token of a short prompt. All
 that differs between two steps is numbers that the host sends: an id, a place in key order and a row of the running
@@ -22,6 +22,9 @@ from .model import Decoder
 from .pool import KVPool
 from .sequence import Rows
 
+# The smallest ones verify guesses.
+_SIZES = (4, 8, *SIZES)
+
 
 class MixedGraphs:
     """See steps.MixedSteps. Serves steps of up to so many rows as the largest size has that is not above `most`.
@@ -38,12 +41,11 @@ class MixedGraphs:
         self._pages = pages
         self._max_tokens = max_tokens
         self._spare = pages.shape[0] - 1
-        self._sizes = [size for size in SIZES if size <= most]
-        self.most = self._sizes[-1]
+        self.sizes = [size for size in _SIZES if size <= most]
         spec, itemsize = decoder.spec, decoder.dtype.itemsize
         heads = {"heads": spec.heads, "kv_heads": spec.kv_heads, "dim": spec.head_dim, "itemsize": itemsize}
-        self._tile_rows = {size: tile_size(size, **heads)[0] for size in self._sizes}
-        longest = 3 * self.most + 3 * max(self._tiles(size) for size in self._sizes)
+        self._tile_rows = {size: tile_size(size, **heads)[0] for size in self.sizes}
+        longest = 3 * max(size + self._tiles(size) for size in self.sizes)
         on_card = pages.device.type == "cuda"
         self._host = torch.zeros(longest, dtype=torch.int32, pin_memory=on_card)
         self._numbers = self._host.numpy()  # the same memory: torch takes ten times as long for a few numbers
@@ -52,11 +54,11 @@ class MixedGraphs:
         # Large sizes first: the memory that they work in serves the smaller ones too.
         with uncollected(), torch.inference_mode():
             record = record or cuda_record()
-            self._replays = {size: self._recorded(size, record) for size in reversed(self._sizes)}
+            self._replays = {size: self._recorded(size, record) for size in reversed(self.sizes)}
 
     def run(self, ids: Rows, places: Rows, owners: Rows, widths: Rows) -> Tensor:
         rows = len(ids)
-        size = self._sizes[bisect_left(self._sizes, rows)]
+        size = self.sizes[bisect_left(self.sizes, rows)]
         self._send(size, ids, places, owners, widths)
         return self._replays[size]()[:rows]
 

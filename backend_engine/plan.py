@@ -79,10 +79,8 @@ class StepPlan:
 
     @property
     def plain(self) -> bool:
-        """Whether all rows go through all layers, and each sequence has one row at most to draw from, and none else."""
-        return not self.drafts and not any(
-            chunk.narrowed or chunk.sequence.probing or len(chunk.scored) for chunk in self.chunks
-        )
+        """Whether all rows go through all layers, and of a prefill only the last one has logits that anybody needs."""
+        return not any(chunk.narrowed or chunk.sequence.probing or len(chunk.scored) for chunk in self.chunks)
 
     @property
     def rows(self) -> int:

@@ -44,8 +44,8 @@ class Flight:
 
 
 class StepRunner:
-    """For the engine's thread. `steps`, if any, run plans of one row a request, and guesses; `mixed`, if any, plain
-    plans of few rows.
+    """For the engine's thread. `steps`, if any, run plans of one row a request; `mixed`, if any, plain plans of few
+    rows.
 
     `joints`, if any, are the decoder's for other plans. `loads` is asked before each step that is not launched behind
     another one; `carry` takes those back of which a step did not wait for all layers.
@@ -126,17 +126,13 @@ class StepRunner:
     def run(self, plan: StepPlan) -> list[int]:
         """Compute the plan's rows; score prompts that ask for it; return a token for each row that draws one."""
         loads = self._loads()
-        if self._steps is not None and plan.drafts:
-            loads.settle()
-            self._table.refresh(Draw.HOST)
-            rows, widths = self._table.drafted_rows(plan), plan.widths.tolist()
-            return self._draw(self._steps.drafted(*rows, widths), plan)
-        if self._mixed is not None and loads is NO_LOADS and plan.plain and plan.rows <= self._mixed.most:
+        if self._mixed is not None and loads is NO_LOADS and plan.plain and plan.rows <= self._mixed.sizes[-1]:
             self._table.refresh_pages()
             ids, places, owners, widths = self._table.mixed_rows(plan)
             hidden = self._mixed.run(ids, places, owners, widths)
-            draws = [*(True for _ in plan.decodes), *(chunk.draws for chunk in plan.chunks)]
-            return self._drawn_from(hidden, (widths.cumsum() - 1)[draws].tolist(), plan)
+            lasts = (widths.cumsum() - 1)[len(plan.decodes) :]
+            ends = [last for last, chunk in zip(lasts.tolist(), plan.chunks, strict=True) if chunk.draws]
+            return self._drawn_from(hidden, [*range(int(widths[: len(plan.decodes)].sum())), *ends], plan)
         try:
             loads.begin()  # while the host lays out the step
             batch = replace(self._table.layout(plan), loads=loads)
@@ -160,10 +156,8 @@ class StepRunner:
         """A token from each of `rows`."""
         if not rows:
             return []
-        return self._draw(self._decoder.logits(hidden[sent(rows, hidden.device)]), plan)
-
-    def _draw(self, logits: Tensor, plan: StepPlan) -> list[int]:
-        return self._drawer.read(self._drawn(logits, plan, ahead=False))
+        drawn = hidden if len(rows) == len(hidden) else hidden[sent(rows, hidden.device)]
+        return self._drawer.read(self._drawn(self._decoder.logits(drawn), plan, ahead=False))
 
     def _drawn(self, logits: Tensor, plan: StepPlan, *, ahead: bool) -> Drawn:
         """A token for each row of `logits`. On a GPU the masks are made while it computes the logits."""

@@ -92,6 +92,8 @@ class Scheduler:
         if not plan.drafts:  # the aim is what a stream's next token takes without guesses
             rows = sum(chunk.count for chunk in plan.chunks)
             self._pace.ran(decodes=len(plan.decodes), rows=rows, seconds=seconds)
+        elif self._speculator is not None:
+            self._speculator.ran(plan.rows, seconds=seconds)
 
     def relieve(self, plan: StepPlan | None) -> bool:
         """After a step without memory: all that it ran waits again, and less runs from now on.

@@ -9,12 +9,14 @@ import torch
 from numpy.typing import NDArray
 
 from .batch import RequestRows, build_batch
+from .likeliest import likeliest
 from .model import Decoder
 from .pool import KVPool
-from .steps import Draw, SingleRowSteps
+from .steps import Draw, MixedSteps, SingleRowSteps
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)
 _ROUNDS = 3
+_CHAINED = 8  # steps launched one behind another, as decodes are
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,28 +53,49 @@ def measured(decoder: Decoder, *, rows: Sequence[int] = ROWS) -> StepCost:
         part.logits(part.forward(batch, pool).hidden).argmax(-1).tolist()
 
     # On a CPU its own time is what counts: others on the machine only stretch the wall's.
-    return _timed(step, rows, time.process_time if part.device.type == "cpu" else time.perf_counter)
+    clock = time.process_time if part.device.type == "cpu" else time.perf_counter
+    return StepCost(rows=tuple(rows), seconds=_timed(step, rows, clock))
 
 
-def measured_steps(steps: SingleRowSteps, *, spare: int) -> StepCost:
-    """Time whole steps as they run later, on the table row `spare`, which is nobody's."""
-    requests, width = steps.drafting
+def measured_singles(steps: SingleRowSteps, *, spare: int, most: int) -> StepCost:
+    """Time steps of up to `most` requests of one row each, every one launched before the last one's tokens are read.
+
+    They run on the table row `spare`, which is nobody's.
+    """
 
     def step(count: int) -> None:
         zeros, owners = torch.zeros(count, dtype=torch.int64), torch.full((count,), spare)
-        if count == 1:
-            steps.run(zeros, zeros, owners, draw=Draw.LIKELIEST).ids()
-            return
-        widths = [min(count, width)] * max(1, count // width)
-        steps.drafted(zeros, zeros, owners, widths).argmax(-1).tolist()
+        launched = steps.run(zeros, zeros, owners, draw=Draw.LIKELIEST)
+        for _ in range(_CHAINED - 1):
+            launched = steps.again(launched)
+        launched.ids()
 
-    return _timed(
-        step, [1, *(count for count in (4, 8, 16, 32, 64, 128) if count <= requests * width)], time.perf_counter
-    )
+    rows = tuple(count for count in ROWS if count <= most)
+    return StepCost(rows=rows, seconds=tuple(seconds / _CHAINED for seconds in _timed(step, rows, time.perf_counter)))
 
 
-def _timed(step: Callable[[int], None], rows: Sequence[int], clock: Callable[[], float]) -> StepCost:
-    """The shortest of three for each. Noise only adds: a step takes no longer than one of more rows."""
+def measured_mixed(decoder: Decoder, steps: MixedSteps, *, spare: int, most: int) -> StepCost:
+    """Time steps that verify guesses, with up to `most` rows, till the host has their tokens; as stairs.
+
+    They run at the first place of the table row `spare`, which is nobody's.
+    """
+
+    def step(count: int) -> None:
+        zeros = np.zeros(count, dtype=np.int64)
+        hidden = steps.run(zeros, zeros, np.array([spare]), np.array([count]))
+        likeliest(decoder.logits(hidden)).tolist()
+
+    *smaller, largest = steps.sizes
+    sizes = [*(size for size in smaller if size < most), min(largest, most)]
+    timed = _timed(step, sizes, time.perf_counter)
+    stairs: dict[int, float] = {}
+    for first, size, seconds in zip((1, *(size + 1 for size in sizes)), sizes, timed, strict=False):
+        stairs[first] = stairs[size] = seconds
+    return StepCost(rows=tuple(stairs), seconds=tuple(stairs.values()))
+
+
+def _timed(step: Callable[[int], None], rows: Sequence[int], clock: Callable[[], float]) -> tuple[float, ...]:
+    """The shortest of three for each, in seconds. Noise only adds: a step takes no longer than one of more rows."""
     best = dict.fromkeys(rows, float("inf"))
     for _ in range(_ROUNDS):
         for count in rows:
@@ -80,7 +103,7 @@ def _timed(step: Callable[[int], None], rows: Sequence[int], clock: Callable[[],
             step(count)
             best[count] = min(best[count], clock() - started)
     seconds = np.minimum.accumulate([best[count] for count in reversed(rows)])[::-1]
-    return StepCost(rows=tuple(rows), seconds=tuple(seconds.tolist()))
+    return tuple(seconds.tolist())
 
 
 def _part(decoder: Decoder) -> Decoder:

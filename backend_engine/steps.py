@@ -40,15 +40,10 @@ class Launched(Protocol):
 
 
 class SingleRowSteps(Protocol):
-    """Decodes one token a request, or verifies some that were guessed.
+    """Decodes one token a request.
 
     Page tables and sampling parameters are read where the engine's running table has them on the device.
     """
-
-    @property
-    def drafting(self) -> tuple[int, int]:
-        """The most requests, and the most rows of each, that `drafted` takes; none if it takes no step at all."""
-        ...
 
     def run(self, ids: Tensor, places: Tensor, rows: Tensor, *, draw: Draw) -> Launched:
         """Launch a step; ids, places in key order and table rows of the requests are int64 [requests] on the host."""
@@ -62,18 +57,14 @@ class SingleRowSteps(Protocol):
         """
         ...
 
-    def drafted(self, ids: Tensor, places: Tensor, rows: Tensor, widths: Sequence[int]) -> Tensor:
-        """Launch a step in which request b runs `widths[b]` rows; the others are int64 [rows in all] on the host.
-
-        Returns logits [rows in all, vocab].
-        """
-        ...
-
 
 class MixedSteps(Protocol):
-    """Runs decodes and prefills of up to `most` rows together. Page tables are read as by SingleRowSteps."""
+    """Runs decodes, tokens guessed for them and prefills together. Page tables are read as by SingleRowSteps."""
 
-    most: int
+    @property
+    def sizes(self) -> Sequence[int]:
+        """The numbers of rows that steps are recorded for, ascending: one between two of them runs as the larger."""
+        ...
 
     def run(self, ids: Rows, places: Rows, owners: Rows, widths: Rows) -> Tensor:
         """Launch a step of which request b has `widths[b]` rows and the table row `owners[b]`, int64 [requests].
@@ -95,58 +86,37 @@ def drawn(logits: Tensor, places: Tensor, rows: Tensor, table: SamplingTable, *,
     return sample_ahead(logits, table.after(places, rows), filtered=draw is Draw.FILTERED)
 
 
-def even_batch(
-    ids: Tensor, places: Tensor, owners: Tensor, pages: Tensor, *, width: int, page_size: int, max_tokens: int
+def single_batch(
+    ids: Tensor, places: Tensor, owners: Tensor, pages: Tensor, *, page_size: int, max_tokens: int
 ) -> StepBatch:
-    """A step of `width` rows for each request, of which the first ones are the request's own and each has its logits.
+    """A step of one row for each request, which has its logits. Nothing is read back from the device.
 
-    `ids`, `places` and `owners` (rows of `pages`, the mirrored page tables) are int64 [requests * width] on the device.
-    Rows that only fill up are at place 0 of the spare table row. Nothing is read back from the device.
+    `ids`, `places` and `owners` (rows of `pages`, the mirrored page tables) are int64 [requests] on the device. Rows
+    that only fill up are at place 0 of the spare table row.
     """
-    rows = ids.shape[0]
-    requests = rows // width
-    if width == 1 and pages.device.type == "cuda":
+    rows, device = ids.shape[0], pages.device
+    if device.type == "cuda":
         made = import_module(".steps_triton", __package__).single_rows(places, owners, pages, page_size=page_size)
-        return StepBatch(
-            ids=ids,
-            positions=places,
-            slots=made.slots,
-            visible=made.visible,
-            query_start=made.query_start,
-            page_table=made.page_table,
-            key_count=made.visible,
-            logit_rows=made.numbers,
-            query_start_host=tuple(range(rows + 1)),
-            key_count_host=(max_tokens,) * rows,
-            logit_counts_host=(1,) * rows,
-            newest=True,
+        slots, visible, page_table = made.slots, made.visible, made.page_table
+        query_start, numbers = made.query_start, made.numbers
+    else:
+        slots = pages[owners, places // page_size].long() * page_size + places % page_size
+        visible, page_table = (places + 1).int(), pages[owners]
+        query_start, numbers = (
+            torch.arange(rows + 1, dtype=torch.int32, device=device),
+            torch.arange(rows, device=device),
         )
-    slots = pages[owners, places // page_size].long() * page_size + places % page_size
-    seen = (places + 1).int()
-    numbers = torch.arange(rows, device=pages.device)
     return StepBatch(
         ids=ids,
         positions=places,
         slots=slots,
-        visible=seen,
-        query_start=torch.arange(0, rows + 1, width, dtype=torch.int32, device=pages.device),
-        page_table=pages[owners[::width]],
-        key_count=seen if width == 1 else seen.view(requests, width).amax(1),
+        visible=visible,
+        query_start=query_start,
+        page_table=page_table,
+        key_count=visible,
         logit_rows=numbers,
-        query_start_host=tuple(range(0, rows + 1, width)),
-        key_count_host=(max_tokens,) * requests,
-        logit_counts_host=(width,) * requests,
+        query_start_host=tuple(range(rows + 1)),
+        key_count_host=(max_tokens,) * rows,
+        logit_counts_host=(1,) * rows,
         newest=True,
     )
-
-
-def spread(rows: Tensor, widths: Sequence[int], *, width: int, out: Tensor) -> Tensor:
-    """Write the ragged `rows` [3, rows] into `out` [3, requests * width], `width` places for each request.
-
-    `rows` are ids, places and table rows; what is left of `out` stays. Returns where they went, int64 [rows].
-    """
-    sizes = torch.tensor(widths)
-    ahead = torch.arange(rows.shape[1]) - (sizes.cumsum(0) - sizes).repeat_interleave(sizes)
-    into = (torch.arange(len(widths)) * width).repeat_interleave(sizes) + ahead
-    out[:, into] = rows
-    return into

@@ -31,7 +31,7 @@ class Rows:
 
 
 def single_rows(places: Tensor, owners: Tensor, pages: Tensor, *, page_size: int) -> Rows:
-    """See steps.even_batch, for one row a request."""
+    """See steps.single_batch."""
     count, width, device = places.shape[0], pages.shape[1], pages.device
     rows = Rows(
         slots=torch.empty(count, dtype=torch.int64, device=device),

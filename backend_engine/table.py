@@ -89,11 +89,6 @@ class RunningTable:
         owners, index, ids = self._rows(plan)
         return torch.from_numpy(ids), torch.from_numpy(index), torch.from_numpy(owners)
 
-    def drafted_rows(self, plan: StepPlan) -> tuple[Tensor, Tensor, Tensor]:
-        """The same of a step of decodes with drafts, for each of its rows."""
-        owners, index, ids = self._rows(plan)
-        return torch.from_numpy(ids), torch.from_numpy(index), torch.from_numpy(np.repeat(owners, plan.widths))
-
     def mixed_rows(self, plan: StepPlan) -> tuple[Rows, Rows, Rows, Rows]:
         """The id and the place in key order of each row of a step; each sequence's table row and number of rows."""
         owners, index, ids = self._rows(plan)

@@ -1,7 +1,9 @@
 """Decode speed with tokens guessed ahead and without: the same requests on two engines, step by step, in one process.
 
 Run: python benchmarks/speculation.py [--data FOLDER] [--rounds 3] [--batches 1 8 64] [--prompts 6] [--tokens 192]
-     python benchmarks/speculation.py --device cuda --guessed 8    (a GPU's engine guesses nothing by default)
+     python benchmarks/speculation.py --device cuda --dtype bfloat16 [--shape llama-8b]
+
+With `--shape`, the model's weights stand amid zeros in matrices of that shape: its tokens at that model's cost.
 
 Sets: quotes and summaries of meetings (QMSum; `--data` is the folder that has qmsum/test.jsonl), or of pages of
 documentation where there is no such folder; edits of this repository's own functions; and questions that give nothing
@@ -24,13 +26,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
+from engine_gpu import SHAPES
 from promptsluice.backend_engine.engine import Engine
-from promptsluice.backend_engine.loader import LoadedModel, load_model
+from promptsluice.backend_engine.hub import resolve
+from promptsluice.backend_engine.loader import DTYPES, LoadedModel, load_model
 from promptsluice.backend_engine.options import EngineOptions
 from promptsluice.backend_engine.types import Delta, GenerationRequest, Result, SamplingParams
 from promptsluice.prompt.errors import PromptsluiceError
 from rich.console import Console
 from rich.table import Table
+from widened import widened
 
 ROOT = Path(__file__).parents[1]
 QUESTIONS = (
@@ -183,6 +188,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2-135m-instruct")
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--shape", choices=SHAPES)
     parser.add_argument("--dtype", default="float32", help="narrower ones round by the batch: outputs may differ")
     parser.add_argument("--data", type=Path)
     parser.add_argument("--sets", nargs="*", help="only these")
@@ -192,7 +198,15 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=192)
     parser.add_argument("--guessed", type=int, help="tokens guessed at most (the engine's default)")
     options = parser.parse_args()
-    model = load_model(options.model, dtype=options.dtype, device=options.device)
+    if options.shape:
+        model = widened(
+            resolve(options.model),
+            SHAPES[options.shape],
+            dtype=DTYPES[options.dtype],
+            device=torch.device(options.device),
+        )
+    else:
+        model = load_model(options.model, dtype=options.dtype, device=options.device)
     most = max(options.batches)
     sizes = EngineOptions(max_running=most, step_tokens=max(512, most), guessed_tokens=0)
     plain, guessing = (
@@ -202,7 +216,7 @@ def main() -> None:
     console = Console(width=120)
     processor = f"{platform.machine()}, {torch.get_num_threads()} threads"
     where = torch.cuda.get_device_name() if model.decoder.device.type == "cuda" else processor
-    console.print(f"{where}, torch {torch.__version__}, {options.dtype}")
+    console.print(f"{where}, torch {torch.__version__}, {options.shape or options.model}, {options.dtype}")
     for chosen in sets(model, options.data, options.prompts):
         if options.sets and chosen.name not in options.sets:
             continue

@@ -11,7 +11,7 @@ from promptsluice.backend_engine.engine import Engine
 from promptsluice.backend_engine.loader import LoadedModel
 from promptsluice.backend_engine.options import EngineOptions
 from promptsluice.backend_engine.step_cost import StepCost
-from promptsluice.backend_engine.steps import SingleRowSteps
+from promptsluice.backend_engine.steps import MixedSteps, SingleRowSteps
 from promptsluice.backend_engine.types import Delta, GenerationRequest, Result, SamplingParams
 from promptsluice.prompt.errors import PromptsluiceError
 from transformers import AutoModelForCausalLM
@@ -62,6 +62,7 @@ def tiny_engine(
     pages: int = 200,
     page_size: int = 4,
     single_rows: Callable[..., SingleRowSteps] | None = None,
+    mixed: Callable[..., MixedSteps] | None = None,
     clock: Callable[[], float] = time.perf_counter,
     stall: float | None = None,
     **options: int,
@@ -72,7 +73,7 @@ def tiny_engine(
     sizes = {"step_tokens": 64, "max_running": 16, "shared_tokens": 8, "guessed_tokens": 0, "graph_rows": 64}
     sizes |= options
     chosen = EngineOptions(pages=pages, page_size=page_size, stall=stall, **sizes)
-    return Engine(model, options=chosen, single_rows=single_rows, step_cost=FREE_ROWS, clock=clock)
+    return Engine(model, options=chosen, single_rows=single_rows, mixed=mixed, step_cost=FREE_ROWS, clock=clock)
 
 
 def greedy(ids: Sequence[int], max_tokens: int = 12, **fields: object) -> GenerationRequest:

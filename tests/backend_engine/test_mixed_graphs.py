@@ -4,6 +4,7 @@ On a GPU the records are CUDA graphs, elsewhere the work itself, which runs on t
 """
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
@@ -42,8 +43,8 @@ class Counted:
     widths: list[list[int]] = field(default_factory=list)
 
     @property
-    def most(self) -> int:
-        return self.steps.most
+    def sizes(self) -> Sequence[int]:
+        return self.steps.sizes
 
     def run(self, ids: Rows, places: Rows, owners: Rows, widths: Rows) -> Tensor:
         self.widths.append(widths.tolist())

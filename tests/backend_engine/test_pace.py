@@ -123,6 +123,9 @@ class AlwaysWrong:
     def drafts(self, sequences: list[Sequence], *, room: int) -> list[Rows]:
         return [np.full(8, sequence.ids[-1]) for sequence in sequences]
 
+    def ran(self, rows: int, *, seconds: float) -> None:
+        """Learns nothing."""
+
 
 @pytest.mark.parametrize("guessing", [False, True])
 def test_streams_go_on_during_a_long_prefill(tiny_llama_dir: Path, guessing: bool) -> None:

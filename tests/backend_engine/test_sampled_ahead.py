@@ -73,7 +73,6 @@ class Recorder:
 
     def __call__(self, *args: Any, **fields: Any) -> "Recorder":
         self.steps = self.kind(*args, **fields)
-        self.drafting = self.steps.drafting
         return self
 
     def run(self, *rows: torch.Tensor, draw: Draw) -> "Watched":
@@ -82,9 +81,6 @@ class Recorder:
     def again(self, last: "Watched", *, drawn: torch.Tensor | None = None) -> "Watched":
         self.ahead[last.draw] += 1
         return Watched(self.steps.again(last.launched, drawn=drawn), last.draw, self)
-
-    def drafted(self, *args: Any) -> torch.Tensor:
-        return self.steps.drafted(*args)
 
 
 class Watched:

@@ -6,11 +6,11 @@ import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from promptsluice.backend_engine.batch import RequestRows, build_batch
 from promptsluice.backend_engine.drafter import Drafter
 from promptsluice.backend_engine.engine import Engine
 from promptsluice.backend_engine.grammar import Grammar
@@ -18,7 +18,8 @@ from promptsluice.backend_engine.loader import LoadedModel, load_model
 from promptsluice.backend_engine.options import EngineOptions
 from promptsluice.backend_engine.pool import KVPool
 from promptsluice.backend_engine.sampling_table import SamplingTable
-from promptsluice.backend_engine.step_cost import StepCost, measured, measured_steps
+from promptsluice.backend_engine.speculation import Speculator
+from promptsluice.backend_engine.step_cost import StepCost, measured, measured_mixed, measured_singles
 from promptsluice.backend_engine.types import GenerationRequest, KVBlock, Reuse, ReusedSpan, SamplingParams
 from promptsluice.prompt.errors import ConfigError
 
@@ -35,7 +36,7 @@ from .driving import (
     tiny_engine,
     together,
 )
-from .eager import EagerSteps
+from .eager import EagerMixed, EagerSteps
 from .writing import tiny_tokenizer
 
 # One row as much as the other: guesses never pay.
@@ -93,50 +94,49 @@ def test_a_measured_cost_never_falls(model: LoadedModel) -> None:
 def test_whole_steps_are_measured_where_nobody_looks(model: LoadedModel) -> None:
     pool = KVPool(model.spec, pages=5, page_size=4, device=DEVICE)
     pages = torch.tensor([[0, 1], [2, 3], [4, 4]], dtype=torch.int32, device=DEVICE)
-    steps = EagerSteps(model.decoder, pool, pages, sampling=SamplingTable(3, pages.device), max_tokens=8, drafting=True)
-    cost = measured_steps(steps, spare=2)
-    assert cost.rows == (1, 4, 8, 16, 32, 64)
+    steps = EagerSteps(model.decoder, pool, pages, sampling=SamplingTable(3, pages.device), max_tokens=8)
+    mixed = EagerMixed(model.decoder, pool, pages, most=64, max_tokens=8)
+    single = measured_singles(steps, spare=2, most=5)
+    assert single.rows == (1, 2, 4) and min(single.seconds) > 0
+    cost = measured_mixed(model.decoder, mixed, spare=2, most=40)
+    assert cost.rows == (1, 4, 5, 16, 17, 40)
+    assert cost.seconds[::2] == cost.seconds[1::2], "a step between two sizes takes as long as the larger one"
+    assert measured_mixed(model.decoder, mixed, spare=2, most=5).rows == (1, 4, 5)
     assert not pool.data[:, :, :16].any() and pool.data[:, :, 16:].any()
 
 
-@pytest.mark.parametrize("widths", [(1,), (3, 1, 8), (8, 8), (2, 5, 1, 1, 4)])
-def test_even_batches_equal_ragged_ones(model: LoadedModel, widths: tuple[int, ...]) -> None:
-    """Rows that only fill up change neither what the others see nor what they write."""
-    pages = torch.arange(40, dtype=torch.int32).view(8, 5)
-    parts, numbers = [], []
-    for owner, width in enumerate(widths):
-        ids, places = random_ids(20, owner), range(20 - width, 20)
-        parts.append((ids, pages[owner].tolist(), range(20 - width), places))
-        numbers += [(ids[place], place, owner) for place in places]
-    pools = [KVPool(model.spec, pages=41, page_size=4, device=DEVICE) for _ in range(2)]
-    for pool in pools:
-        before = [RequestRows(ids=ids[: len(known)], indices=known, pages=own) for ids, own, known, _ in parts]
-        model.decoder.forward(build_batch(before, page_size=4, device=DEVICE), pool)
-    ragged = build_batch(
-        [
-            RequestRows(ids=ids[places.start :], indices=places, pages=own, logits=range(len(places)))
-            for ids, own, _, places in parts
-        ],
-        page_size=4,
-        device=DEVICE,
-    )
-    expected = model.decoder.logits(model.decoder.forward(ragged, pools[0]).hidden)
-    mirror = torch.cat((pages, torch.full((1, 5), 40, dtype=torch.int32))).to(DEVICE)
-    sampling = SamplingTable(9, mirror.device)
-    steps = EagerSteps(model.decoder, pools[1], mirror, sampling=sampling, max_tokens=20, drafting=True)
-    ids, places, owners = torch.tensor(numbers).unbind(1)
-    logits = steps.drafted(ids, places, owners, widths)
-    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(pools[1].data[:, :, :160], pools[0].data[:, :, :160], rtol=1e-4, atol=1e-4)
+def test_what_steps_with_guesses_take_is_learned(model: LoadedModel) -> None:
+    """Four rows for the price of one, but the host takes as long again: it pays no more, and is tried again later."""
+    ids = array([1, 2, 3, 4, 5] * 9)
+    engine = tiny_engine(model)
+    sequence = engine.prepare(greedy(ids.tolist(), 60), Collected())
+    cost = StepCost(rows=(1, 4), seconds=(1.0, 1.0))
+    speculator = Speculator(cost, most=3, plain=cost)
+    assert len(speculator.drafts([sequence], room=9)[0]) == 3
+    for _ in range(60):
+        speculator.ran(4, seconds=4.5)
+    assert speculator.drafts([sequence], room=9) == []
+    for _ in range(100):
+        speculator.drafts([sequence], room=9)
+    assert len(speculator.drafts([sequence], room=9)[0]) == 3
+    assert speculator.drafts([sequence], room=0) == []
 
 
-@pytest.mark.parametrize("single_rows", [None, EagerSteps])
-def test_greedy_batches_equal_transformers(
-    model: LoadedModel, few_words_dir: Path, single_rows: type[EagerSteps] | None
-) -> None:
+def test_guesses_stay_within_what_the_steps_take(model: LoadedModel) -> None:
+    ids = [1, 2, 3, 4, 5] * 9
+    sequences = [tiny_engine(model).prepare(greedy(ids, 60), Collected()) for _ in range(3)]
+    speculator = Speculator(StepCost(rows=(1, 64), seconds=(1.0, 1.0)), most=7, sequences=2, rows=8)
+    assert speculator.drafts(sequences, room=99) == []
+    assert sum(map(len, speculator.drafts(sequences[:2], room=99))) == 6
+    assert sum(map(len, speculator.drafts(sequences[:2], room=4))) == 4
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+def test_greedy_batches_equal_transformers(model: LoadedModel, few_words_dir: Path, recorded: bool) -> None:
     """Of different lengths, with blocks of the prefill, over page borders."""
     reference, lengths = Reference(few_words_dir), (1, 2, 15, 16, 17, 100)
-    engine = tiny_engine(model, step_tokens=40, guessed_tokens=7, single_rows=single_rows)
+    steps: dict[str, Any] = {"single_rows": EagerSteps, "mixed": EagerMixed} if recorded else {}
+    engine = tiny_engine(model, step_tokens=40, guessed_tokens=7, **steps)
     requests = [greedy(random_ids(length, length), 50 + length % 13) for length in lengths]
     outputs = together(engine, *requests)
     expected = [reference.greedy(request.ids, 50 + len(request.ids) % 13) for request in requests]
@@ -152,23 +152,31 @@ def test_greedy_batches_equal_transformers(
 
 
 def test_guesses_cost_no_step_of_its_run_ahead(model: LoadedModel) -> None:
-    """Whoever has nothing to guess goes on ahead of the host."""
+    """Whoever has nothing to guess goes on ahead of the host; guesses have recorded steps."""
     made: list[EagerSteps] = []
+    guessing: list[EagerMixed] = []
 
     def steps(*args: object, **fields: object) -> EagerSteps:
         made.append(EagerSteps(*args, **fields))  # pyright: ignore[reportArgumentType]
         return made[0]
 
-    engine = tiny_engine(model, guessed_tokens=7, single_rows=steps)
+    def mixed(*args: object, **fields: object) -> EagerMixed:
+        guessing.append(EagerMixed(*args, **fields))  # pyright: ignore[reportArgumentType]
+        return guessing[0]
+
+    engine = tiny_engine(model, guessed_tokens=7, single_rows=steps, mixed=mixed)
     output = alone(engine, greedy(random_ids(40, 40), 60))
     stats = engine.stats()
     assert stats.accepted_tokens > 0 and made[0].launches.total() > 0
+    assert sum(width - 1 for [width] in guessing[0].widths if width <= 8) == stats.drafted_tokens
     assert output.tokens == alone(tiny_engine(model), greedy(random_ids(40, 40), 60)).tokens
 
 
-def test_sampled_tokens_are_those_of_the_seed(model: LoadedModel) -> None:
+@pytest.mark.parametrize("recorded", [False, True])
+def test_sampled_tokens_are_those_of_the_seed(model: LoadedModel, recorded: bool) -> None:
     """Cold enough to repeat itself, warm enough to stray from it."""
-    engine = tiny_engine(model, guessed_tokens=7)
+    steps: dict[str, Any] = {"single_rows": EagerSteps, "mixed": EagerMixed} if recorded else {}
+    engine = tiny_engine(model, guessed_tokens=7, **steps)
     params = [
         SamplingParams(temperature=0.5, seed=1, max_tokens=60, ignore_eos=True),
         SamplingParams(temperature=0.4, top_p=0.9, seed=2, max_tokens=60, ignore_eos=True),
