@@ -62,7 +62,9 @@ class StepBatch:
     probes: tuple[Probe, ...] = ()
     newest: bool = False  # known: each row's own key is the last one that it sees
     until: float = 1.0  # the share of the layers that is run: where all rows are probes that look no deeper
-    tiles: Tensor | None = None  # int32 [T, 3], where attention finds its tiles laid out: see attention.paged
+    # int32 [1 + T, 3], where attention finds its tiles laid out: the first number is how many of the T there are, and
+    # the other lines are as attention.paged cuts them.
+    tiles: Tensor | None = None
 
     @property
     def rows(self) -> int:

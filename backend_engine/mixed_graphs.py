@@ -45,7 +45,7 @@ class MixedGraphs:
         spec, itemsize = decoder.spec, decoder.dtype.itemsize
         heads = {"heads": spec.heads, "kv_heads": spec.kv_heads, "dim": spec.head_dim, "itemsize": itemsize}
         self._tile_rows = {size: tile_size(size, **heads)[0] for size in self.sizes}
-        longest = 3 * max(size + self._tiles(size) for size in self.sizes)
+        longest = 3 * max(size + 1 + self._tiles(size) for size in self.sizes)
         on_card = pages.device.type == "cuda"
         self._host = torch.zeros(longest, dtype=torch.int32, pin_memory=on_card)
         self._numbers = self._host.numpy()  # the same memory: torch takes ten times as long for a few numbers
@@ -69,16 +69,16 @@ class MixedGraphs:
         return record(self._work(size))
 
     def _send(self, size: int, ids: Rows, places: Rows, owners: Rows, widths: Rows) -> None:
-        rows, used = len(ids), 3 * (size + self._tiles(size))
+        rows, used = len(ids), 3 * (size + 1 + self._tiles(size))
         if self._sent is not None:
             self._sent.synchronize()  # the last step's numbers must have left the pinned memory
         numbers = self._numbers[:used].reshape(-1, 3)
-        lines, tiles = numbers[:size].reshape(3, size), numbers[size:]
+        lines, count, tiles = numbers[:size].reshape(3, size), numbers[size : size + 1], numbers[size + 1 :]
         for line, values, padding in zip(lines, (ids, places, owners.repeat(widths)), (0, 0, self._spare), strict=True):
             line[:rows], line[rows:] = values, padding
         laid = cut((*accumulate(widths.tolist(), initial=0), size), self._tile_rows[size])
         laid[:, 0] = np.append(owners, self._spare)[laid[:, 0]]
-        tiles[: len(laid)], tiles[len(laid) :] = laid, 0
+        count[:], tiles[: len(laid)] = len(laid), laid
         self._inputs[:used].copy_(self._host[:used], non_blocking=True)
         if self._sent is not None:
             self._sent.record()
@@ -90,7 +90,7 @@ class MixedGraphs:
     def _work(self, size: int) -> Callable[[], Tensor]:
         device, page_size, most = self._pages.device, self._pool.page_size, self._max_tokens
         lines = self._inputs[: 3 * size].view(3, size)
-        tiles = self._inputs[3 * size : 3 * (size + self._tiles(size))].view(-1, 3)
+        tiles = self._inputs[3 * size : 3 * (size + 1 + self._tiles(size))].view(-1, 3)
         numbers = torch.arange(size, device=device)
         start = torch.tensor((0, size), dtype=torch.int32, device=device)
 

@@ -8,9 +8,9 @@ With `--shape`, the model's weights stand amid zeros in matrices of that shape: 
 Sets: quotes and summaries of meetings (QMSum; `--data` is the folder that has qmsum/test.jsonl), or of pages of
 documentation where there is no such folder; edits of this repository's own functions; and questions that give nothing
 to copy. A model this small repeats itself in any long answer, so a set of its own has noise for prompts and draws hot:
-there guesses can only cost. Speed counts the steps after a batch's last prefill; the engine that had less time so far
-steps next. Every output is compared with that of the engine that guesses nothing. Medians of ratios; CPU is the ratio
-of the process's own time, which neighbours on the machine disturb less.
+there guesses can only cost. Speed counts the steps after a batch's last prefill; on a CPU the engine that had less time
+so far steps next, on a GPU one runs after the other. Every output is compared with that of the engine that guesses
+nothing. Medians of ratios; CPU is the ratio of the process's own time, which neighbours on the machine disturb less.
 """
 
 import argparse
@@ -150,8 +150,16 @@ def sets(model: LoadedModel, data: Path | None, count: int) -> list[Set]:
 
 
 def race(plain: Engine, guessing: Engine, requests: list[GenerationRequest]) -> tuple[Side, Side]:
-    """Run a batch on both; whoever had less time so far is next, so that both meet the same weather."""
+    """Run a batch on both; whoever had less time so far is next, so that both meet the same weather.
+
+    On a GPU one after the other: what an engine has launched ahead would run in the other one's time.
+    """
     sides = Side(plain, requests), Side(guessing, requests)
+    if plain.model.decoder.device.type == "cuda":
+        for side in sides:
+            while side.engine.has_work:
+                side.step()
+            torch.cuda.synchronize()
     while live := [side for side in sides if side.engine.has_work]:
         min(live, key=lambda side: side.seconds).step()
     return sides

@@ -15,24 +15,52 @@ import triton.language as tl
 
 @triton.jit(
     do_not_specialize=["table_row", "rows", "splits", "heads_first"],
-    do_not_specialize_on_alignment=["lse", "tiles", "visible", "table"],
+    do_not_specialize_on_alignment=["lse", "tiles", "count", "visible", "table"],
 )
 def attend(
-    q, k, v, k_scales, v_scales, out, part, lse, tiles, visible, table,
+    q, k, v, k_scales, v_scales, out, part, lse, tiles, count, visible, table,
     q_row, q_head, kv_slot, kv_head_stride, scale_slot, table_row, rows, splits, heads_first, scale_log2,
     GROUP: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr, PAGE: tl.constexpr,
     WINDOW: tl.constexpr, ROUNDED: tl.constexpr, TILE_ROWS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    SPLIT: tl.constexpr,
+    SPLIT: tl.constexpr, COUNTED: tl.constexpr,
 ):  # fmt: skip
     """One tile against the keys of one of `splits`. `scale_log2` turns scores into base-2 logarithms.
 
     `WINDOW` is how many of its visible keys a row sees, the last ones; 0 is all. `ROUNDED` keys and values are numbers
     of 8 bits, with scales for each slot and head. With `heads_first` neighbouring programs have the heads of one tile,
     whose keys lie side by side, else the tiles of one head. `SPLIT`: there are several splits.
+
+    `COUNTED`: the number of tiles is read on the device, and programs take one after another. A program for each tile
+    that there may be would be launched in vain for most, and that takes as long as a tile of few keys.
     """
     fast, slow, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     tile = tl.where(heads_first != 0, slow, fast)
     kv_head = tl.where(heads_first != 0, fast, slow)
+    if COUNTED:
+        step = tl.where(heads_first != 0, tl.num_programs(1), tl.num_programs(0))
+        for each in range(tile, tl.load(count), step):
+            _tile(
+                q, k, v, k_scales, v_scales, out, part, lse, tiles, visible, table, each, kv_head, split,
+                q_row, q_head, kv_slot, kv_head_stride, scale_slot, table_row, rows, splits, scale_log2,
+                GROUP, HEADS, DIM, DIM_PAD, PAGE, WINDOW, ROUNDED, TILE_ROWS, BLOCK_M, BLOCK_N, SPLIT,
+            )  # fmt: skip
+    else:
+        _tile(
+            q, k, v, k_scales, v_scales, out, part, lse, tiles, visible, table, tile, kv_head, split,
+            q_row, q_head, kv_slot, kv_head_stride, scale_slot, table_row, rows, splits, scale_log2,
+            GROUP, HEADS, DIM, DIM_PAD, PAGE, WINDOW, ROUNDED, TILE_ROWS, BLOCK_M, BLOCK_N, SPLIT,
+        )  # fmt: skip
+
+
+@triton.jit
+def _tile(
+    q, k, v, k_scales, v_scales, out, part, lse, tiles, visible, table, tile, kv_head, split,
+    q_row, q_head, kv_slot, kv_head_stride, scale_slot, table_row, rows, splits, scale_log2,
+    GROUP: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr, PAGE: tl.constexpr,
+    WINDOW: tl.constexpr, ROUNDED: tl.constexpr, TILE_ROWS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    SPLIT: tl.constexpr,
+):  # fmt: skip
+    """See `attend`."""
     request = tl.load(tiles + tile * 3)
     first = tl.load(tiles + tile * 3 + 1)
     stop = tl.load(tiles + tile * 3 + 2)

@@ -38,8 +38,9 @@ MERGED = (4, 16, MOST_SPLITS)
 LOG2_E = math.log2(math.e)
 # Requests of at most so many rows are cut into tiles on the device, so that a graph can be captured around it.
 FEW_ROWS = 16
-# Where tiles are given, for any prompt: more parts would be written and merged for nothing with short ones.
-GIVEN_SPLITS = 16
+# Where tiles are given, for any prompt: more parts would be written and merged for nothing with short ones. And few
+# programs, which take one tile after another: one that finds none takes as long to launch as others with few keys.
+GIVEN_SPLITS, GIVEN_PROGRAMS = 16, 512
 # Up to so many requests of one row each a step is bound by its launches, and rotation, the pool and attention are one.
 FEW_REQUESTS = 8
 # Of more query heads than this to one of keys, or of longer heads, that kernel has no registers for its blocks.
@@ -149,6 +150,7 @@ class TritonPlan:
     least_keys: int
     tiling: Tiling | None = None
     _tiles: Tensor | None = None
+    _count: Tensor | None = None  # of the tiles, where the host does not know it
     _grid: tuple[int, int, int] = (0, 0, 0)  # the last is the parts that keys are split into
     _heads_first: bool = False
     _constants: dict[str, Any] = field(default_factory=dict)  # of both kernels
@@ -169,9 +171,11 @@ class TritonPlan:
             part, lse = out, self.batch.visible
         table, visible = self.batch.page_table, self.batch.visible
         (k, k_scales), (v, v_scales) = numbers_of(k), numbers_of(v)
+        tiles, count = self._tiles, self._count
         strides = (q.stride(0), q.stride(1), k.stride(0), k.stride(1), k_scales.stride(0), table.stride(0))
         attend[self._grid](
-            q, k, v, k_scales, v_scales, out, part, lse, self._tiles, visible, table, *strides, rows,
+            q, k, v, k_scales, v_scales, out, part, lse, tiles, tiles if count is None else count, visible, table,
+            *strides, rows,
             splits, self._heads_first, self.scale * LOG2_E,
             **self._constants, **self._tiling,
         )  # fmt: skip
@@ -244,7 +248,7 @@ class TritonPlan:
         tile_rows, block_m = tile_size(longest, heads=heads, kv_heads=kv_heads, dim=dim, itemsize=itemsize)
         few = given is None and longest <= FEW_ROWS
         if given is not None:
-            tiles = given
+            self._count, tiles = given[0], given[1:]
         elif few:
             tiles = self._few_tiles(tile_rows, longest)
         else:
@@ -253,16 +257,19 @@ class TritonPlan:
         keys = max(batch.key_count_host)
         if self.window is not None:
             keys = min(keys, self.window + tile_rows - 1)
-        # Of given tiles most may be empty: so many are full.
-        programs = (len(tiles) if given is None else cdiv(batch.rows, tile_rows)) * kv_heads
+        # Of given tiles so many are full, if they are one request's.
+        abreast = len(tiles) if given is None else cdiv(batch.rows, tile_rows)
+        programs = abreast * kv_heads
         wanted = (PROGRAMS if few else BALANCED_PROGRAMS) // programs
         splits = max(1, min(MOST_SPLITS if given is None else GIVEN_SPLITS, wanted, keys // self.least_keys))
+        if given is not None:
+            abreast = min(len(tiles), max(abreast, GIVEN_PROGRAMS // (kv_heads * splits)))
         dim_pad = max(16, next_power_of_2(dim))  # of the least size that a matrix unit takes
         heads_first = not few and programs < FEW_PROGRAMS
         chosen = self.tiling or replace(
             _tiling(block_m, dim_pad, itemsize=itemsize, is_rounded=is_rounded), heads_first=heads_first
         )
-        self._grid = (kv_heads, len(tiles), splits) if chosen.heads_first else (len(tiles), kv_heads, splits)
+        self._grid = (kv_heads, abreast, splits) if chosen.heads_first else (abreast, kv_heads, splits)
         self._heads_first = chosen.heads_first
         self._constants = {"HEADS": heads, "DIM": dim, "DIM_PAD": dim_pad}
         self._tiling = {
@@ -274,6 +281,7 @@ class TritonPlan:
             "BLOCK_M": block_m,
             "BLOCK_N": chosen.keys,
             "SPLIT": splits > 1,
+            "COUNTED": given is not None,
             "num_warps": chosen.warps,
             "num_stages": chosen.stages,
         }

@@ -84,7 +84,10 @@ def engine_with(model: LoadedModel, made: list[Counted], *, single_rows: Any = N
     return Engine(model, options=chosen, mixed=mixed, single_rows=single_rows)
 
 
-def test_any_step_gives_what_the_decoder_gives(model: LoadedModel) -> None:
+def test_any_step_gives_what_the_decoder_gives(model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With as few programs as may be, each of which takes several tiles."""
+    paged = import_module("promptsluice.backend_engine.attention.paged")
+    monkeypatch.setattr(paged, "GIVEN_PROGRAMS", 1)
     assert_same_steps(model, torch.float32, seed=0)
 
 
