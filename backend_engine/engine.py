@@ -264,6 +264,8 @@ class Engine:
             self._outputs.take(sequence, draft.tolist(), list(islice(drawn, 1 + len(draft))))
             if len(draft):
                 self._pages.settle(sequence)
+        if plan.drafts:  # after these the device waits till their tokens are out
+            seconds = self._clock() - self._began
         self._scheduler.ran(plan, seconds=seconds)
 
     def _prefilled(self, sequence: Sequence) -> None:

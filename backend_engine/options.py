@@ -6,7 +6,7 @@ from pathlib import Path
 from ..prompt.errors import ConfigError
 from .types import KVDtype
 
-# The default where guessing was measured to pay: on a CPU.
+# The default where guessing was measured to pay: on a CPU, and on a GPU if its steps run as graphs.
 GUESSED_TOKENS = 15
 # Of the steps with prefills that may run as graphs: larger ones are bound by what they compute.
 LEAST_GRAPH_ROWS, MOST_GRAPH_ROWS = 16, 512
@@ -74,4 +74,4 @@ class EngineOptions:
         """How many tokens of a request are guessed at most on a device of type `device`."""
         if self.guessed_tokens is not None:
             return self.guessed_tokens
-        return GUESSED_TOKENS if device == "cpu" else 0
+        return GUESSED_TOKENS if device in ("cpu", "cuda") else 0

@@ -23,9 +23,9 @@ from .steps import MixedSteps, SingleRowSteps
 _WORTH = 1.1
 # On a GPU the host looks for guesses while a step runs. For more sequences it would take longer than that.
 _MOST_SEQUENCES = 8
-# Of what steps with guesses take beyond their cost, the newest one counts for so much; and how fast it is forgotten
-# while there are none, so that one slow moment does not end them for good.
-_NEWEST, _FORGOTTEN = 0.1, 0.99
+# Of what steps with guesses take beyond their cost, the newest one counts for so much, and no more than so many times
+# its cost; and it is forgotten while there are none, so that one slow moment does not end them for good.
+_NEWEST, _MOST_TIMES, _FORGOTTEN = 0.1, 3.0, 0.999
 
 
 class Speculator:
@@ -51,10 +51,21 @@ class Speculator:
         self._sequences = sequences
         self._rows = rows
         self._beyond = 0.0  # seconds that a step with guesses takes more than its cost
+        self._held = self._waited = False
         self._hopeful: dict[int, bool] = {}  # by the number of sequences: whether guesses that are all right would pay
+
+    def holds(self, sequences: Sequences[Sequence], *, room: int) -> bool:
+        """Whether the next step should wait for the tokens of the one before, because guesses may follow these."""
+        self._held = bool(self._best(sequences, room))
+        return self._held
 
     def drafts(self, sequences: Sequences[Sequence], *, room: int) -> list[Rows]:
         """The guesses for each of some decoding sequences, at most `room` in all; an empty list if nobody has any."""
+        found = self._best(sequences, room)
+        self._held, self._waited = False, self._held and not found
+        return found
+
+    def _best(self, sequences: Sequences[Sequence], room: int) -> list[Rows]:
         room = min(room, self._rows - len(sequences))
         if room < 1 or not self._can_pay(len(sequences)):
             return []
@@ -68,11 +79,21 @@ class Speculator:
             for sequence, count in zip(sequences, counts.tolist(), strict=True)
         ]
 
-    def ran(self, rows: int, *, seconds: float) -> None:
-        """Learn from a step with guesses, which had so many rows in all."""
-        if self._plain is not None:
-            beyond = max(0.0, seconds - self._cost.at(np.array([rows])).item())
+    def ran(self, *, rows: int, sequences: int, seconds: float) -> None:
+        """Learn from a step of decodes, which had guesses if there are more rows than sequences.
+
+        One without, that waited for guesses which did not come, is theirs too: what it took longer is lost.
+        """
+        waited, self._waited = self._waited, False
+        if self._plain is None:
+            return
+        if rows > sequences:
+            cost = self._cost.at(np.array([rows])).item()
+            beyond = min(max(0.0, seconds - cost), _MOST_TIMES * cost)
             self._beyond += _NEWEST * (beyond - self._beyond)
+        elif waited:
+            plain = self._plain.at(np.array([sequences])).item()
+            self._beyond += _NEWEST * min(max(0.0, seconds - plain), _MOST_TIMES * plain)
 
     def _chances(self, sequence: Sequence) -> NDArray[np.float64]:
         most = min(self._most, sequence.most - sequence.length - 1) if sequence.predictable else 0

@@ -18,6 +18,7 @@ from promptsluice.backend_engine.loader import LoadedModel, load_model
 from promptsluice.backend_engine.options import EngineOptions
 from promptsluice.backend_engine.pool import KVPool
 from promptsluice.backend_engine.sampling_table import SamplingTable
+from promptsluice.backend_engine.sequence import Sequence
 from promptsluice.backend_engine.speculation import Speculator
 from promptsluice.backend_engine.step_cost import StepCost, measured, measured_mixed, measured_singles
 from promptsluice.backend_engine.types import GenerationRequest, KVBlock, Reuse, ReusedSpan, SamplingParams
@@ -106,7 +107,7 @@ def test_whole_steps_are_measured_where_nobody_looks(model: LoadedModel) -> None
 
 
 def test_what_steps_with_guesses_take_is_learned(model: LoadedModel) -> None:
-    """Four rows for the price of one, but the host takes as long again: it pays no more, and is tried again later."""
+    """Four rows for the price of one, but the host takes longer: it pays no more, and is tried again later."""
     ids = array([1, 2, 3, 4, 5] * 9)
     engine = tiny_engine(model)
     sequence = engine.prepare(greedy(ids.tolist(), 60), Collected())
@@ -114,12 +115,30 @@ def test_what_steps_with_guesses_take_is_learned(model: LoadedModel) -> None:
     speculator = Speculator(cost, most=3, plain=cost)
     assert len(speculator.drafts([sequence], room=9)[0]) == 3
     for _ in range(60):
-        speculator.ran(4, seconds=4.5)
+        speculator.ran(rows=4, sequences=1, seconds=99.0)
     assert speculator.drafts([sequence], room=9) == []
-    for _ in range(100):
-        speculator.drafts([sequence], room=9)
+    again = next(count for count in range(5000) if speculator.drafts([sequence], room=9))
+    assert again > 20, "one slow moment ends nothing for good, but it is not tried at once either"
     assert len(speculator.drafts([sequence], room=9)[0]) == 3
     assert speculator.drafts([sequence], room=0) == []
+
+
+def test_steps_that_waited_for_guesses_in_vain_count_against_them(model: LoadedModel) -> None:
+    engine, cost = tiny_engine(model), StepCost(rows=(1, 4), seconds=(1.0, 1.0))
+    likely, unlikely = (
+        engine.prepare(greedy(ids, 60), Collected()) for ids in ([1, 2, 3, 4, 5] * 9, [1, 2, 3, 4, 5, 6, 7])
+    )
+    speculator = Speculator(cost, most=3, plain=cost)
+
+    def step(seconds: float, *, before: Sequence) -> bool:
+        held = speculator.holds([before], room=9)
+        assert speculator.drafts([unlikely], room=9) == []
+        speculator.ran(rows=1, sequences=1, seconds=seconds)
+        return held
+
+    assert not any(step(5.0, before=unlikely) for _ in range(50)), "nobody waited: the step is slow by itself"
+    assert all(step(1.0, before=likely) for _ in range(50)), "what takes no longer costs nothing"
+    assert next(count for count in range(50) if not step(3.0, before=likely)) < 30
 
 
 def test_guesses_stay_within_what_the_steps_take(model: LoadedModel) -> None:
