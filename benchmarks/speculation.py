@@ -8,9 +8,10 @@ With `--shape`, the model's weights stand amid zeros in matrices of that shape: 
 Sets: quotes and summaries of meetings (QMSum; `--data` is the folder that has qmsum/test.jsonl), or of pages of
 documentation where there is no such folder; edits of this repository's own functions; and questions that give nothing
 to copy. A model this small repeats itself in any long answer, so a set of its own has noise for prompts and draws hot:
-there guesses can only cost. Speed counts the steps after a batch's last prefill; on a CPU the engine that had less time
-so far steps next, on a GPU one runs after the other. Every output is compared with that of the engine that guesses
-nothing. Medians of ratios; CPU is the ratio of the process's own time, which neighbours on the machine disturb less.
+there guesses can only cost. Speed counts the steps between a batch's last prefill and its first end; on a CPU the
+engine that had less time so far steps next, on a GPU one runs after the other. Every output is compared with that of
+the engine that guesses nothing. Medians of ratios; CPU is the ratio of the process's own time, which neighbours on the
+machine disturb less.
 """
 
 import argparse
@@ -62,19 +63,20 @@ class Collected:
     """A sink that keeps the ids."""
 
     tokens: list[int] = field(default_factory=list)
+    ended: bool = False
 
     def delta(self, delta: Delta) -> None:
         self.tokens += delta.token_ids
 
     def done(self, result: Result) -> None:
-        """Only the tokens count."""
+        self.ended = True
 
     def failed(self, error: PromptsluiceError) -> None:
         raise error
 
 
 class Side:
-    """A batch on one engine; `seconds` and `tokens` are of the steps after the last prefill."""
+    """A batch on one engine; `seconds` and `tokens` are of the steps in which all of it runs."""
 
     def __init__(self, engine: Engine, requests: list[GenerationRequest]) -> None:
         self.engine = engine
@@ -86,7 +88,7 @@ class Side:
             engine.add(request, sink)
 
     def step(self) -> None:
-        counts = all(sink.tokens for sink in self.sinks)
+        counts = all(sink.tokens and not sink.ended for sink in self.sinks)
         before = sum(len(sink.tokens) for sink in self.sinks)
         began, cpu = time.perf_counter(), time.process_time()
         self.engine.step()
