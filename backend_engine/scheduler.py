@@ -92,8 +92,8 @@ class Scheduler:
         if not plan.drafts:  # the aim is what a stream's next token takes without guesses
             rows = sum(chunk.count for chunk in plan.chunks)
             self._pace.ran(decodes=len(plan.decodes), rows=rows, seconds=seconds)
-        if self._speculator is not None and not plan.chunks:
-            self._speculator.ran(rows=plan.rows, sequences=len(plan.decodes), seconds=seconds)
+        elif self._speculator is not None:
+            self._speculator.ran(rows=plan.rows, seconds=seconds)
 
     def relieve(self, plan: StepPlan | None) -> bool:
         """After a step without memory: all that it ran waits again, and less runs from now on.
@@ -156,7 +156,7 @@ class Scheduler:
         has grown into the whole pool is the usual state.
         One that ends otherwise has run in vain: what it wrote lies behind all that anybody knows of.
         """
-        if len(self.running) != len(sequences) or not self._stuck() or self._waits_for_guesses(sequences):
+        if len(self.running) != len(sequences) or not self._stuck() or self._guessed(sequences):
             return False
         if any(sequence.undecided or sequence.length + 1 >= sequence.most for sequence in sequences):
             return False
@@ -184,11 +184,6 @@ class Scheduler:
         if self._speculator is None or not self.relief.guessing:
             return []
         return self._speculator.drafts(sequences, room=self._options.step_tokens - len(sequences))
-
-    def _waits_for_guesses(self, sequences: list[Sequence]) -> bool:
-        if self._speculator is None or not self.relief.guessing:
-            return False
-        return self._speculator.holds(sequences, room=self._options.step_tokens - len(sequences))
 
     def advance(self, chunk: Chunk) -> None:
         """Note that a chunk has run; what it computed may be shared from now on."""

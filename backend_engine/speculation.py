@@ -8,7 +8,6 @@ certain of itself is accepted with the probability that the model gives it.
 """
 
 import sys
-import time
 from collections.abc import Sequence as Sequences
 
 import numpy as np
@@ -22,9 +21,9 @@ from .steps import MixedSteps, SingleRowSteps
 
 # Steps with guesses must promise this much more tokens a second.
 _WORTH = 1.1
-# On a GPU the host looks for guesses while a step runs: for at most so many sequences, and no longer than such a part
-# of a step, beside all else that it has to do meanwhile. Where it took longer, it looks again after a while.
-_MOST_SEQUENCES, _LOOKING, _AGAIN = 8, 0.15, 0.99
+# On a GPU the host looks for guesses while a step runs: for at most so many sequences, each of which takes so many
+# seconds (30 to 70 us beside an H200), and no longer than such a part of a step, which it has much else to do in.
+_MOST_SEQUENCES, _LOOKING_S, _LOOKING = 8, 50e-6, 0.15
 # Of what steps with guesses take beyond their cost, the newest one counts for so much, and no more than so many times
 # its cost; and it is forgotten while there are none, so that one slow moment does not end them for good.
 _NEWEST, _MOST_TIMES, _FORGOTTEN = 0.1, 3.0, 0.999
@@ -53,32 +52,16 @@ class Speculator:
         self._sequences = sequences
         self._rows = rows
         self._beyond = 0.0  # seconds that a step with guesses takes more than its cost
-        self._looked = 0.0  # seconds that looking for a sequence's guesses takes
-        self._held = self._waited = False
-        self._hopeful: dict[int, bool] = {}  # by the number of sequences: whether guesses that are all right would pay
-
-    def holds(self, sequences: Sequences[Sequence], *, room: int) -> bool:
-        """Whether the next step should wait for the tokens of the one before, because guesses may follow these."""
-        self._held = bool(self._best(sequences, room))
-        return self._held
+        # By the number of sequences: whether to look, as guesses that are all right would pay.
+        self._hopeful: dict[int, bool] = {}
 
     def drafts(self, sequences: Sequences[Sequence], *, room: int) -> list[Rows]:
         """The guesses for each of some decoding sequences, at most `room` in all; an empty list if nobody has any."""
-        found = self._best(sequences, room)
-        self._held, self._waited = False, self._waited or self._held
-        return found
-
-    def _best(self, sequences: Sequences[Sequence], room: int) -> list[Rows]:
         room = min(room, self._rows - len(sequences))
         if room < 1 or not self._can_pay(len(sequences)):
             return []
-        for sequence in sequences:
-            if sequence.drafter is None and sequence.predictable:
-                sequence.drafter = Drafter(sequence.tokens[: sequence.prompt])
-        began = time.perf_counter()
         chances = [self._chances(sequence) for sequence in sequences]
         counts = self._counts(chances, room)
-        self._looked += _NEWEST * ((time.perf_counter() - began) / len(sequences) - self._looked)
         if not counts.any():
             self._beyond *= _FORGOTTEN
             return []
@@ -87,27 +70,19 @@ class Speculator:
             for sequence, count in zip(sequences, counts.tolist(), strict=True)
         ]
 
-    def ran(self, *, rows: int, sequences: int, seconds: float) -> None:
-        """Learn from a step of decodes, which had guesses if there are more rows than sequences.
-
-        One without, that was not launched ahead because of guesses before it or of some that did not come, is theirs
-        too: what it took longer is lost.
-        """
-        waited, self._waited = self._waited, rows > sequences
-        if self._plain is None:
-            return
-        if rows > sequences:
+    def ran(self, *, rows: int, seconds: float) -> None:
+        """Learn from a step with guesses, which had so many rows in all."""
+        if self._plain is not None:
             cost = self._cost.at(np.array([rows])).item()
             beyond = min(max(0.0, seconds - cost), _MOST_TIMES * cost)
             self._beyond += _NEWEST * (beyond - self._beyond)
-        elif waited:
-            plain = self._plain_seconds(sequences)
-            self._beyond += _NEWEST * min(max(0.0, seconds - plain), _MOST_TIMES * plain)
 
     def _chances(self, sequence: Sequence) -> NDArray[np.float64]:
         most = min(self._most, sequence.most - sequence.length - 1) if sequence.predictable else 0
-        if most < 1 or sequence.drafter is None:
+        if most < 1:
             return np.empty(0)
+        if sequence.drafter is None:
+            sequence.drafter = Drafter(sequence.tokens[: sequence.prompt])
         sequence.drafter.observe(sequence.ids)
         return sequence.drafter.chances(most)
 
@@ -126,12 +101,10 @@ class Speculator:
     def _can_pay(self, sequences: int) -> bool:
         if sequences > self._sequences:
             return False
-        if self._plain is not None and sequences * self._looked > _LOOKING * self._plain_seconds(sequences):
-            self._looked *= _AGAIN
-            return False
         if sequences not in self._hopeful:
             rates = self._rates(sequences, np.ones(self._most * sequences))
-            self._hopeful[sequences] = sequences > 0 and bool(rates.max() >= _WORTH * rates[0])
+            hidden = self._plain is None or sequences * _LOOKING_S <= _LOOKING * self._plain_seconds(sequences)
+            self._hopeful[sequences] = sequences > 0 and hidden and bool(rates.max() >= _WORTH * rates[0])
         return self._hopeful[sequences]
 
     def _rates(self, sequences: int, likely: NDArray[np.float64], *, beyond: float = 0.0) -> NDArray[np.float64]:

@@ -123,7 +123,7 @@ class AlwaysWrong:
     def drafts(self, sequences: list[Sequence], *, room: int) -> list[Rows]:
         return [np.full(8, sequence.ids[-1]) for sequence in sequences]
 
-    def ran(self, *, rows: int, sequences: int, seconds: float) -> None:
+    def ran(self, *, rows: int, seconds: float) -> None:
         """Learns nothing."""
 
 
