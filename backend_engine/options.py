@@ -24,7 +24,7 @@ class EngineOptions:
     device; 0: never).
 
     On a GPU, steps with prefills of up to `graph_rows` rows (16 to 512, or the next of twelve sizes below) run as CUDA
-    graphs, those that reuse stored KV or score a prompt but for their attention; 0: none do.
+    graphs, those that reuse stored KV or score a prompt but for their attention; 0: none do, and no tokens are guessed.
 
     What the prefix tree gives up is kept in `host_bytes` of host memory, and from there written to `disk_bytes` of
     files below `disk_path`, which other engines may share; 0 turns a tier off. The disk's pages pass through host
@@ -71,7 +71,9 @@ class EngineOptions:
             raise ConfigError(f"step_tokens ({self.step_tokens}) must not be below max_running ({self.max_running})")
 
     def guessed(self, device: str) -> int:
-        """How many tokens of a request are guessed at most on a device of type `device`."""
+        """How many tokens of a request are guessed at most on a device of type `device`. May raise ConfigError."""
+        if device == "cuda" and self.guessed_tokens and not self.graph_rows:
+            raise ConfigError("guessed_tokens needs steps that run as graphs on a GPU: set graph_rows, or leave it out")
         if self.guessed_tokens is not None:
             return self.guessed_tokens
         return GUESSED_TOKENS if device in ("cpu", "cuda") else 0

@@ -1,4 +1,4 @@
-"""What a step costs by its number of rows: measured once, on a part of the model that stands for the whole."""
+"""What a step costs by its number of rows, measured once: on a CPU on a part of the model that stands for the whole."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -21,7 +21,9 @@ _CHAINED = 8  # steps launched one behind another, as decodes are
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepCost:
-    """`seconds[i]` for steps of `rows[i]` rows, both ascending and from one row on. Only their ratios mean anything.
+    """`seconds[i]` for steps of `rows[i]` rows, both ascending and from one row on.
+
+    Where only a part of the model is measured, their ratios alone mean anything.
 
     Between two points it is linear; beyond the last one a step is bound by its products, and costs as many rows as it
     has.

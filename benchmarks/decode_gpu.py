@@ -91,7 +91,7 @@ def main() -> None:
     torch.manual_seed(0)
     weights = load_weights(RandomWeights(spec), spec, dtype=torch.bfloat16, device="cuda")
     model = LoadedModel(spec=spec, decoder=Decoder(spec, weights), tokenizer=None, fingerprint="random")
-    sizes = EngineOptions(kv_bytes=48 << 30, step_tokens=8192, max_running=max(batches), stall=None)
+    sizes = EngineOptions(kv_bytes=48 << 30, step_tokens=8192, max_running=max(batches), stall=None, guessed_tokens=0)
     began = time.perf_counter()
     engine = Engine(model, options=sizes)
     console = Console(width=120)

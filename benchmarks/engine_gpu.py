@@ -205,10 +205,12 @@ def ours(spec: ModelSpec, batches: list[int], prompts: list[int], console: Conso
     )
     matrices, weight_bytes = layer_bytes // 2, layer_bytes + weights.head.nbytes
     key_bytes = 4 * spec.kv_heads * spec.head_dim  # of a key and its value in one layer
-    # Without `stall`: all requests come at once, and with it the first would end before the last has begun.
+    # Without `stall`: all requests come at once, and with it the first would end before the last has begun. Without
+    # guesses: random weights repeat themselves now and then.
     options = EngineOptions(
-        kv_bytes=48 << 30, step_tokens=8192, max_running=max(batches), page_size=16, stall=None, graph_rows=graph_rows
-    )
+        kv_bytes=48 << 30, step_tokens=8192, max_running=max(batches), page_size=16, stall=None,
+        graph_rows=graph_rows, guessed_tokens=0,
+    )  # fmt: skip
     held, began = torch.cuda.memory_reserved(), time.perf_counter()
     engine = Engine(model, options=options)
     taken = (torch.cuda.memory_reserved() - held) / 2**30 - options.kv_bytes / 2**30

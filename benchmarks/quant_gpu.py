@@ -96,7 +96,9 @@ def model_of(spec: ModelSpec, quantize: Quantization) -> LoadedModel:
 
 def engine_of(model: LoadedModel, kv_dtype: KVDtype, *, running: int) -> Engine:
     # Prefills are not paced: all requests of a batch must be decoding before the first one ends.
-    options = EngineOptions(kv_bytes=24 << 30, kv_dtype=kv_dtype, step_tokens=8192, max_running=running, stall=None)
+    options = EngineOptions(
+        kv_bytes=24 << 30, kv_dtype=kv_dtype, step_tokens=8192, max_running=running, stall=None, guessed_tokens=0
+    )
     return Engine(model, options=options)
 
 

@@ -1,7 +1,7 @@
 """A small model's function at a large model's cost: its weights amid zeros, in matrices of the large one's shape.
 
 A model of random weights says nothing that could be foretold, and a small one's step is as short as a launch. Here each
-token is the small model's (but for rounding), and each step reads and multiplies what the large one's would.
+greedy token is the small model's (but for rounding), and each step reads and multiplies what the large one's would.
 """
 
 import json

@@ -102,6 +102,7 @@ def requests(draw: st.DrawFn) -> tuple[list[RequestRows], int]:
 WINDOWS = st.none() | st.integers(1, 40)
 
 
+@pytest.mark.slow
 @settings(max_examples=80, deadline=None)
 @given(drawn=requests(), seed=st.integers(0, 1000), window=WINDOWS)
 def test_equals_float64_reference(drawn: tuple[list[RequestRows], int], seed: int, window: int | None) -> None:
@@ -123,6 +124,7 @@ def test_triton_equals_float64_reference(
     check(parts, pages=pages, seed=seed, backend=triton_attention(4 if split else 256), window=window)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("window", [None, 70])
 @pytest.mark.parametrize("dim", [64, 80, 96, 128, 256])
 def test_triton_with_heads_of_all_sizes(dim: int, window: int | None) -> None:
@@ -148,6 +150,7 @@ def native() -> AttentionBackend:
         pytest.skip(str(error))
 
 
+@pytest.mark.slow
 @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(drawn=requests(), seed=st.integers(0, 1000), window=WINDOWS, group=st.integers(1, 9))
 def test_native_equals_float64_reference(
@@ -220,6 +223,7 @@ def test_native_refuses_places_outside_the_pool(native: AttentionBackend) -> Non
         plan(torch.zeros(20, KV_HEADS * GROUP, 16), k, k)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["sdpa", "triton"])
 @pytest.mark.parametrize("window", [None, 30])
 def test_float16(window: int | None, backend: str) -> None:
@@ -240,6 +244,7 @@ def test_keys_before_the_window_are_not_read(scattered: bool, backend: str) -> N
     check([RequestRows(ids=rows, indices=rows, pages=pages)], pages=60, backend=backend, window=70, unread=32)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stored", [torch.int8, torch.float8_e4m3fn])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("window", [None, 70])
@@ -260,6 +265,7 @@ def test_keys_and_values_in_8_bits(window: int | None, dtype: torch.dtype, store
         )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("group", [1, 7, 71])
 def test_triton_with_groups_of_any_size(rows: int, group: int) -> None:
@@ -267,6 +273,7 @@ def test_triton_with_groups_of_any_size(rows: int, group: int) -> None:
     check([part], pages=4, backend=triton_attention(4), kv_heads=1, group=group)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["sdpa", "triton"])
 @pytest.mark.parametrize("consecutive", [True, False])
 @pytest.mark.parametrize("window", [None, 90])
@@ -295,6 +302,7 @@ def test_unknown_backend_names_the_known() -> None:
         attention_backend("nope")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("keys", "heads_first"), [(32, True), (64, True), (16, False)])
 def test_any_tiling_is_the_same_attention(keys: int, heads_first: bool) -> None:
     module = importlib.import_module("promptsluice.backend_engine.attention.paged")

@@ -44,6 +44,7 @@ def constrained(
     return GenerationRequest(ids=random_ids(9, seed), sampling=params, grammar=engine.grammars.compile(grammar))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.0, 1.5])
 @pytest.mark.parametrize("steps", [None, EagerSteps])
 def test_output_is_valid(model: LoadedModel, temperature: float, steps: Any) -> None:
@@ -118,6 +119,7 @@ def test_the_models_end_of_text_is_possible_where_the_grammar_may_end(model: Loa
         assert outputs and all(output.text.isdigit() and output.tokens[-1] == EOS for output in outputs)
 
 
+@pytest.mark.slow
 def test_a_grammar_that_gets_too_complex_ends_its_own_request_only(model: LoadedModel) -> None:
     branches = [
         {"type": "object", "properties": {f"a{n}": {"type": "string"}, f"b{n}": {"type": "null"}}} for n in range(1_300)

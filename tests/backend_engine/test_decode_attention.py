@@ -78,6 +78,7 @@ class Step:
             torch.testing.assert_close(mine, reference, rtol=tolerance, atol=tolerance, equal_nan=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("window", [None, 1, 70, 400])
 @pytest.mark.parametrize("counts", [[1], [2, 65, 66, 1], [300], [64, 129, 200, 7, 1, 90, 33, 128]])
 def test_lengths(backend: AttentionBackend, counts: list[int], window: int | None) -> None:
@@ -85,6 +86,7 @@ def test_lengths(backend: AttentionBackend, counts: list[int], window: int | Non
     Step(counts, kv_heads=2, group=3, dim=16).check(backend, window=window)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kv_heads", "group", "dim"), [(1, 1, 64), (2, 7, 64), (1, 3, 80), (2, 4, 96), (1, 20, 128)])
 @pytest.mark.parametrize("normed", [False, True])
 def test_heads(backend: AttentionBackend, kv_heads: int, group: int, dim: int, normed: bool) -> None:
@@ -102,6 +104,7 @@ def test_narrow_numbers(backend: AttentionBackend, dtype: torch.dtype, tolerance
     Step([150, 8], kv_heads=2, group=2, dim=64, dtype=dtype).check(backend, tolerance=tolerance)
 
 
+@pytest.mark.slow
 def test_splits_of_several_blocks(backend: AttentionBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     """As long contexts have them: here of a card that few programs fill."""
     module = importlib.import_module("promptsluice.backend_engine.attention.paged")

@@ -16,6 +16,7 @@ from promptsluice.prompt.errors import BadRequest, ContextTooLong, PromptsluiceE
 from .driving import DEVICE, Collected, Reference, alone, assert_idle, finish, greedy, random_ids, tiny_engine, together
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["tiny_llama_dir", "tiny_qwen2_dir", "tiny_qwen3_dir"])
 def test_a_mixed_batch_equals_transformers(family: str, request: pytest.FixtureRequest) -> None:
     directory = request.getfixturevalue(family)
@@ -65,6 +66,7 @@ def test_a_follower_goes_on_when_its_leader_is_aborted(model: LoadedModel, refer
     assert_idle(engine)
 
 
+@pytest.mark.slow
 def test_preemption_loses_and_doubles_no_token(model: LoadedModel, reference: Reference) -> None:
     prompts = [random_ids(20 + seed, seed) for seed in range(6)]
     engine = tiny_engine(model, pages=30, max_running=6)

@@ -27,7 +27,7 @@ from promptsluice.backend_engine.types import GenerationRequest, KVBlock, Reuse,
 from promptsluice.prompt.errors import Overloaded
 
 from .driving import DEVICE, FREE_ROWS, Collected, alone, assert_idle, random_ids, tiny_engine
-from .eager import EagerSteps
+from .eager import EagerMixed, EagerSteps
 from .late import LateStream
 from .rows import FirstRows
 from .writing import tiny_tokenizer
@@ -180,6 +180,7 @@ def crowded(model: LoadedModel, dice: random.Random, *, disk: Path, faults: int,
         replace(model, decoder=device),
         options=options,
         single_rows=steps,
+        mixed=steps and EagerMixed,
         side_stream=LateStream() if late else None,
         step_cost=FREE_ROWS,
         clock=clock,
@@ -238,6 +239,7 @@ def same(asked: Asked, expected: Collected) -> bool:
     return (sink.tokens, sink.text, sink.result.finish_reason) == (expected.tokens, expected.text, wanted.finish_reason)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "seed", "faults", "steps", "late"),
     [

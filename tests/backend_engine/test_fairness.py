@@ -126,6 +126,7 @@ def test_the_rows_of_a_step_are_shared_out_whole(model: LoadedModel) -> None:
         assert given[oldest] >= min(prefills[oldest].remaining, rows / 4)
 
 
+@pytest.mark.slow
 def test_the_order_of_service_changes_no_token(model: LoadedModel, reference: Reference) -> None:
     dice = random.Random(5)
     engine = tiny_engine(model, pages=60, max_running=5, step_tokens=24)
@@ -142,6 +143,7 @@ def test_the_order_of_service_changes_no_token(model: LoadedModel, reference: Re
     assert_idle(engine)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rows", "pages"), [(2, 200), (16, 30)], ids=["no row", "no page"])
 def test_steps_run_ahead_while_nobody_who_waits_can_be_admitted(
     model: LoadedModel, reference: Reference, rows: int, pages: int

@@ -41,6 +41,7 @@ def theirs(directory: Path, ids: tuple[int, ...]) -> Tensor:
         return model(torch.tensor([ids])).logits[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["tiny_mistral_dir", "tiny_smollm3_dir", "tiny_gemma3_dir"])
 def test_chunks_batches_and_prefix_hits_equal_transformers(family: str, request: pytest.FixtureRequest) -> None:
     directory = request.getfixturevalue(family)
@@ -93,6 +94,7 @@ def narrow(directory: Path, dtype: torch.dtype) -> Decoder:
     return Decoder(spec, load_weights(SafetensorsSource(directory), spec, dtype=dtype))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "dtype"),
     [

@@ -22,6 +22,7 @@ def drawn(rows: int, inputs: int, outputs: int, dtype: torch.dtype) -> tuple[tor
     return x.to(dtype), weight.to(dtype), torch.randn(outputs, device=DEVICE).to(dtype)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", NARROW)
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize(("rows", "inputs", "outputs"), [(2, 896, 40), (8, 1024, 16), (5, 100, 33), (3, 24, 7)])

@@ -118,6 +118,7 @@ def test_joint_of_one_row_rounds_as_its_steps_do(triton_ops: FusedOps, dtype: to
     torch.testing.assert_close(product.double(), exact, rtol=2 * torch.finfo(dtype).eps, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sandwich", [False, True])
 @pytest.mark.parametrize("activation", [None, "silu"])
 @pytest.mark.parametrize(("rows", "inputs", "hidden"), [(2, 1100, 96), (8, 96, 320), (5, 2100, 1200), (9, 1100, 96)])
@@ -189,6 +190,7 @@ def rms(x: torch.Tensor) -> torch.Tensor:
     return x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("normed", [False, True])
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(6, 2, 16), (9, 3, 64), (4, 4, 80)])
 def test_rotated_into(any_ops: FusedOps, heads: int, kv_heads: int, dim: int, normed: bool) -> None:
@@ -205,6 +207,7 @@ def test_rotated_into(any_ops: FusedOps, heads: int, kv_heads: int, dim: int, no
     assert (pools[1] == 7.0).all(-1).any(), "slots of other rows are left alone"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("heads", "dim"), [(2, 16), (9, 64), (4, 80)])
 def test_placed(triton_ops: FusedOps, heads: int, dim: int) -> None:
     """Blocks of any length lie anywhere: strided, on the device or in pinned memory of the host."""
@@ -229,6 +232,7 @@ def test_placed(triton_ops: FusedOps, heads: int, dim: int) -> None:
         assert torch.equal(pools[1][1, places], stored) and (pools[1] == 7.0).all(-1).any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
 @pytest.mark.parametrize(("heads", "dim"), [(2, 16), (9, 64), (4, 80)])
 def test_placed_from_8_bits(triton_ops: FusedOps, heads: int, dim: int, dtype: torch.dtype) -> None:
@@ -254,6 +258,7 @@ def in_host_memory(part: torch.Tensor) -> torch.Tensor:
     return part.cpu().pin_memory() if DEVICE == "cuda" else part.cpu()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("window", [None, 40])
 @pytest.mark.parametrize("rounded", [None, torch.int8])
 @pytest.mark.parametrize(

@@ -117,6 +117,7 @@ def theirs(directory: Path, **options: Any) -> Tensor:
         return model(torch.tensor([IDS])).logits[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "quant"),
     [("Llama", Quant.Q8_0), ("Qwen2", Quant.F16), ("Qwen3", Quant.Q4_1), ("Gemma3", Quant.Q4_1)],
@@ -139,6 +140,7 @@ LLAMA3 = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 32.0, "low_freq_fa
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 256}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "settings", "keys"),
     [

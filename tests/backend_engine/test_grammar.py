@@ -84,6 +84,7 @@ def compiler() -> GrammarCompiler:
     return tiny_compiler()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_what_is_drawn_at_random_is_valid(compiler: GrammarCompiler, name: str) -> None:
     schema = SCHEMAS[name]
@@ -241,6 +242,7 @@ def doubled(levels: int) -> Any:
     return schema
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "make",
     [

@@ -140,6 +140,7 @@ def test_an_unusable_cache_is_named(tmp_path: Path) -> None:
         ModelHub(tmp_path / "file" / "models", sources=[Fixed()]).pull(NAME)
 
 
+@pytest.mark.slow
 def test_the_size_of_a_folder_that_others_change(tmp_path: Path) -> None:
     (tmp_path / "kept").write_bytes(b"12345")
 

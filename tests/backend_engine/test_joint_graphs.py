@@ -78,6 +78,7 @@ def assert_same(model: LoadedModel, part: Callable[[], RequestRows], joints: Cou
     torch.testing.assert_close(kept, held, rtol=0, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [9, 16, 17, 40, 64])
 def test_a_padded_step_gives_what_the_decoder_gives(model: LoadedModel, rows: int) -> None:
     joints = recorded(model, 64)
@@ -111,6 +112,7 @@ def test_rows_may_be_dropped_on_the_way(llama: LoadedModel, layer: int) -> None:
     assert_same(llama, part, joints)
 
 
+@pytest.mark.slow
 def test_an_engine_with_recorded_joints_gives_the_same_tokens(tiny_llama_dir: Path, llama: LoadedModel) -> None:
     joints = recorded(llama, 96)
     options = EngineOptions(

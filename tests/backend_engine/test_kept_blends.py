@@ -236,6 +236,7 @@ def test_blends_come_back_from_tiers_for_whom_they_are(
     assert_idle(engine)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 def test_in_any_mixture_plain_requests_are_exact(model: LoadedModel, reference: Reference, seed: int) -> None:
     """Conversations that grow by plain and blended turns, tenants, aborts and a pool too small for all of them."""
@@ -310,6 +311,7 @@ def test_marked_ids_are_no_plain_ids_and_hold_them(ids: np.ndarray, start: int, 
     assert (marked(ids, ()) == ids).all()
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(IDS, st.sampled_from(["", "a"]), st.sampled_from([0.0, 0.1, 0.5])), max_size=12), IDS)
 def test_the_longest_good_prompt_is_found(prompts: list[tuple[np.ndarray, str, float]], asked: np.ndarray) -> None:
     blends, there = KeptBlends(page_size=4), []

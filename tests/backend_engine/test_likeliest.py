@@ -20,6 +20,7 @@ def first_of_the_largest(scores: torch.Tensor) -> list[int]:
     return [int((row == row.max()).nonzero()[0]) for row in scores.double()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(("rows", "vocab"), [(1, 7), (3, 4096), (2, 4097), (5, 12345), (0, 7)])
 def test_the_first_of_the_largest(rows: int, vocab: int, dtype: torch.dtype) -> None:

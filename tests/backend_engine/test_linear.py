@@ -179,6 +179,7 @@ def test_int8_is_refused_where_it_cannot_run() -> None:
             check_int8(torch.device(device), dtype)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(("outputs", "inputs"), [(3, 1024), (37, 1000), (5, 1100), (5, 4864)])
 @pytest.mark.parametrize("biased", [False, True])
@@ -194,6 +195,7 @@ def test_one_row_by_the_kernel_is_the_product(outputs: int, inputs: int, biased:
     assert torch.allclose(linear(x.expand(9, -1))[:1].double(), product.double(), rtol=2e-2, atol=2e-2)
 
 
+@pytest.mark.slow
 def test_one_row_with_a_matrix_of_many_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Which is read in a loop, and by how many outputs it has cut in one way or in another."""
     module = importlib.import_module("promptsluice.backend_engine.one_row_triton")

@@ -1,4 +1,4 @@
-"""Steps with prefills that are recorded whole give what the decoder gives, however requests come together.
+"""Steps with guesses or prefills that are recorded whole give what the decoder gives, however requests come together.
 
 On a GPU the records are CUDA graphs, elsewhere the work itself, which runs on the same memory.
 """

@@ -12,7 +12,7 @@ from promptsluice.backend_engine.sequence import Sequence
 from promptsluice.backend_engine.types import GenerationRequest, KVBlock, Reuse, ReusedSpan, SamplingParams
 
 from .driving import DEVICE, Collected, alone, assert_as_far, assert_idle, random_ids, tiny_engine
-from .eager import EagerSteps
+from .eager import EagerMixed, EagerSteps
 from .rows import LastRows
 
 REQUESTS = 500
@@ -97,7 +97,13 @@ def test_all_pages_come_back_and_the_counts_agree(
     dice = random.Random(seed)
     load = Load(dice, [random_ids(60, each) for each in range(4)])
     engine = tiny_engine(
-        model, pages=70, step_tokens=48, max_running=8, guessed_tokens=guessed, single_rows=single_rows
+        model,
+        pages=70,
+        step_tokens=48,
+        max_running=8,
+        guessed_tokens=guessed,
+        single_rows=single_rows,
+        mixed=single_rows and EagerMixed,
     )
     for number in range(REQUESTS):
         load.submit(engine)

@@ -64,6 +64,7 @@ def test_prefill_equals_transformers(directory: Path) -> None:
     torch.testing.assert_close(got, expected_logits(directory, ids), rtol=0, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("native", [True, False])
 def test_chunks_and_decodes_in_one_batch_equal_transformers(directory: Path, native: bool) -> None:
     """Three requests, each at another point of its way, share every step."""
@@ -86,6 +87,7 @@ def test_chunks_and_decodes_in_one_batch_equal_transformers(directory: Path, nat
         torch.testing.assert_close(torch.cat(chunks), expected_logits(directory, ids), rtol=0, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_greedy_tokens_equal_generate(directory: Path) -> None:
     model, ids = load_model(directory), random_ids(40)
     theirs: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
@@ -166,6 +168,7 @@ def test_narrowing_keeps_loaded_kv_of_dropped_rows_only(llama: LoadedModel, laye
     assert selector.seen["fresh_k"].shape == selector.seen["fresh_v"].shape == (22, 2, 16)
 
 
+@pytest.mark.slow
 def test_narrowing_to_all_rows_equals_full_prefill(directory: Path) -> None:
     model, ids = load_model(directory), random_ids(50)
     pool = KVPool(model.spec, pages=4, page_size=PAGE)

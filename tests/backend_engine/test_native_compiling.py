@@ -89,6 +89,7 @@ def test_it_is_compiled_again_where_native_means_something_else(compiler: Path, 
     assert paths[0] == paths[2] != paths[1] and calls(compiler) == 2
 
 
+@pytest.mark.slow
 @posix
 def test_a_compiler_that_hangs_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
     """The pipe ends when nobody can write to it any more."""

@@ -56,6 +56,7 @@ def run():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked here")
 @pytest.mark.parametrize("threads", ["shared", "own"])
 @pytest.mark.parametrize("case", [FORK, EXIT], ids=["fork", "exit"])

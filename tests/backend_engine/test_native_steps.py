@@ -167,6 +167,7 @@ def mixed(pages: list[int]) -> list[RequestRows]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_steps_equal_float64(library: Library, kind: str) -> None:
     pair, pages = Pair(library, spec_of(kind)), shuffled(200)
@@ -193,6 +194,7 @@ def test_weights_in_large_pages_are_the_same(kind: str, form: dict[str, Any]) ->
     assert (ends[0] == ends[1]) == spec.tied
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["llama", "one key head of seven", "gemma", "windows and no positions"])
 def test_long_contexts_equal_float64(library: Library, kind: str) -> None:
     """Keys of several parts, which end within a part, at its border and one behind it; windows of one and two."""
@@ -281,6 +283,7 @@ def many(pages: list[int]) -> list[RequestRows]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_steps_of_many_rows(library: Library, kind: str) -> None:
     Pair(library, spec_of(kind)).compare(*many(shuffled(120)))
@@ -382,6 +385,7 @@ def test_models_at_work_at_the_same_time(library: Library, request: pytest.Fixtu
     assert not wrong
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="threads are counted as Linux lists them")
 @pytest.mark.usefixtures("own_threads")
 def test_a_model_lets_its_threads_go(library: Library) -> None:

@@ -60,6 +60,7 @@ def _served(
     return service.engine, device, sinks
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "room",
     [lambda _: 40, lambda _: 17, lambda calls: 0 if calls % 7 == 3 and calls < 40 else 1000],
@@ -77,6 +78,7 @@ def test_nobody_fails_and_no_token_changes(
     assert_idle(engine)
 
 
+@pytest.mark.slow
 def test_fewer_run_at_a_time_where_their_decodes_alone_are_too_many(model: LoadedModel, reference: Reference) -> None:
     engine, device, sinks = _served(model, lambda calls: 1000 if calls < 4 else 3, [16] * 8)
     assert device.failures > 2
@@ -179,6 +181,7 @@ def test_a_pool_that_does_not_fit_becomes_smaller(model: LoadedModel, caplog: py
     assert len(made) == 4 and "smaller than asked for" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_device_without_any_room_is_named(model: LoadedModel) -> None:
     def graphs(*args: Any, **fields: Any) -> EagerSteps:
         raise torch.OutOfMemoryError("no memory")

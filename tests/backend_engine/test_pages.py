@@ -3,6 +3,7 @@
 import random
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from promptsluice.backend_engine.pages import PageAllocator
@@ -70,6 +71,7 @@ def test_a_long_sequence_is_not_put_where_it_has_no_room_to_grow() -> None:
     assert pages[-1] + 500 < 16_000 and not allocator.refs(behind).any()
 
 
+@pytest.mark.slow
 def test_places_of_a_large_pool_are_nobody_elses_whatever_came_and_went() -> None:
     dice, allocator, owners = random.Random(5), PageAllocator(9_000), list[np.ndarray]()
     for _ in range(600):

@@ -48,6 +48,7 @@ def widened(name: str, matrix: Any) -> Tensor:
     return matrix.values.float() * matrix.scales[:, None]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shift", [0.0, 3.0])
 def test_int4_is_nearest_of_sixteen_steps(shift: float) -> None:
     weight = torch.randn(5, 3 * GROUP) * torch.rand(5, 1) + shift
@@ -93,6 +94,7 @@ def test_fp8_keeps_three_bits_of_mantissa() -> None:
     assert (rounded.float().abs().amax(1) == torch.tensor([FP8_MOST, FP8_MOST, 0, FP8_MOST, FP8_MOST, FP8_MOST])).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(("outputs", "inputs"), [(96, 128), (70, 192), (40, 576)])
@@ -127,6 +129,7 @@ def test_tilings_fit_into_smaller_cards(room_bytes: int) -> None:
                     assert fits.stages >= 2 and fits.block_k >= 64 and fits.block_m >= min(16, tiling.block_m)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_widening(name: str) -> None:
     matrix = linear_of(name, torch.randn(70, 1152, device=DEVICE)).matrix
@@ -221,6 +224,7 @@ def spelt(name: str, forms: Forms) -> Forms:
     return Forms(linear=linear, ends=ends)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_model_of_rounded_matrices(name: str, tied: bool) -> None:

@@ -167,6 +167,7 @@ def test_a_shared_page_is_copied_not_written() -> None:
 SEQUENCE = st.lists(st.integers(0, 2), min_size=1, max_size=22)
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(
     st.integers(8, 40),
@@ -228,6 +229,7 @@ def test_an_empty_namespace_leaves_nothing_behind() -> None:
     assert host.tree.pages == 0
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(SEQUENCE, st.sampled_from(["", "t"]), st.integers(0, 3)), max_size=20))
 def test_evicted_pages_are_named_by_all_that_comes_before_them(steps: list[tuple[list[int], str, int]]) -> None:

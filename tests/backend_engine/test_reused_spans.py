@@ -70,6 +70,7 @@ def test_repairing_all_rows_is_a_full_prefill_whatever_was_stored(
     assert (output.result.reused_tokens, output.result.recomputed_tokens) == (0, 79)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step_tokens", [128, 16, 1])
 @pytest.mark.parametrize(("ratio", "repaired"), [(0.15, 6), (0.01, 1), (0.0, 0), (0.99, 40)])
 def test_the_quota_is_the_ratio_of_all_reused_rows_rounded_up(

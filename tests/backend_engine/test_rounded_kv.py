@@ -108,6 +108,7 @@ def test_the_pool(model: LoadedModel, dtype: torch.dtype) -> None:
     assert not pool.data[:, :, untouched].any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("normed", "placed"), [(False, False), (True, False), (False, True)])
 def test_the_kernels_round_as_torch_does(dtype: torch.dtype, normed: bool, placed: bool) -> None:
@@ -147,6 +148,7 @@ def test_the_kernels_round_as_torch_does(dtype: torch.dtype, normed: bool, place
         assert (numbers == expected).float().mean() > 0.95
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kv_dtype", NAMES)
 @pytest.mark.parametrize("eager", [False, True])
 def test_the_same_tokens_however_they_are_batched(model: LoadedModel, kv_dtype: KVDtype, eager: bool) -> None:
@@ -184,6 +186,7 @@ def test_logits_are_near_the_exact_ones(model: LoadedModel, kv_dtype: KVDtype, m
     assert 0 < difference < most
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kv_dtype", NAMES)
 def test_evicted_pages_come_back(model: LoadedModel, kv_dtype: KVDtype, tmp_path: Path) -> None:
     """Through host memory and files, in this engine and in another; never where pages are stored otherwise."""

@@ -58,6 +58,7 @@ def test_an_end_of_text_while_the_next_step_runs(model: LoadedModel, reference: 
     assert_idle(engine)
 
 
+@pytest.mark.slow
 def test_arrivals_and_aborts_in_between(model: LoadedModel, reference: Reference, steps: Recorder) -> None:
     dice = random.Random(3)
     engine = tiny_engine(model, pages=60, single_rows=steps)

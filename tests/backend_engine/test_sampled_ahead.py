@@ -111,6 +111,7 @@ class Doubtful(EagerSteps):
         return replace(ran, drawn=ran.drawn.masked_fill(doubted, UNDECIDED))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("filters", FILTERS, ids=str)
 def test_alone(flat: LoadedModel, filters: dict[str, Any]) -> None:
     recorder = Recorder()
@@ -123,6 +124,7 @@ def test_alone(flat: LoadedModel, filters: dict[str, Any]) -> None:
     assert_idle(engine)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("doubtful", [False, True])
 def test_rows_of_every_kind_share_a_step(model: LoadedModel, doubtful: bool) -> None:
     """Greedy rows beside sampled and filtered ones; who has to be drawn by the host stops nobody for long."""
@@ -157,6 +159,7 @@ HOST: tuple[dict[str, Any], ...] = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("doubtful", [False, True])
 def test_what_the_host_draws_runs_ahead_too(model: LoadedModel, doubtful: bool) -> None:
     """Each step's layers are launched behind the drawing of the last one, beside others of every kind."""
@@ -205,6 +208,7 @@ def test_a_known_prompt_is_drawn_at_once(flat: LoadedModel) -> None:
     assert_idle(engine)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("doubtful", [False, True])
 def test_arrivals_aborts_and_preemptions_in_between(model: LoadedModel, doubtful: bool) -> None:
     recorder, dice = Recorder(Doubtful if doubtful else None), random.Random(3)

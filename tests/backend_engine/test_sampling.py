@@ -63,6 +63,7 @@ FILTERS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("filters", FILTERS)
 def test_samples_follow_the_reference_distribution(filters: dict) -> None:
     logits, rows = torch.randn(50, generator=torch.Generator().manual_seed(3)) * 2, 40_000
@@ -75,6 +76,7 @@ def test_samples_follow_the_reference_distribution(filters: dict) -> None:
     assert _deviation(observed[wanted > 0], wanted[wanted > 0]) < 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "filters",
     [
@@ -94,6 +96,7 @@ def test_wide_filters_keep_exactly_the_reference_set(filters: dict) -> None:
     assert seen[expected * rows > 30].all()
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     st.integers(0, 2**31),

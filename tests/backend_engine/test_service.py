@@ -74,6 +74,7 @@ def _assert_ended(service: EngineService, requests: int) -> None:
     assert stats.generated_tokens < 200 + 900
 
 
+@pytest.mark.slow
 async def test_concurrent_generations_equal_lone_ones(service: EngineService, reference: Reference) -> None:
     async def tokens(ids: tuple[int, ...]) -> list[int]:
         generation = service.generate(greedy(ids))

@@ -105,6 +105,7 @@ SHAPES = [
 ]
 
 
+@pytest.mark.slow
 def test_generations_follow_the_formulas_in_a_mixed_batch(model: LoadedModel, reference: Reference) -> None:
     requests = [shaped_greedy(random_ids(5 + 9 * n, n), **fields) for n, fields in enumerate(SHAPES)]
     engine = tiny_engine(model, step_tokens=20)
@@ -122,6 +123,7 @@ def test_repetition_penalty_equals_transformers_generate(model: LoadedModel, ref
     assert alone(tiny_engine(model), request).tokens == expected
 
 
+@pytest.mark.slow
 def test_penalties_survive_preemption(model: LoadedModel, reference: Reference) -> None:
     requests = [
         shaped_greedy(random_ids(20, n), 40, frequency_penalty=0.5, repetition_penalty=1.2) for n in range(6)
@@ -156,6 +158,7 @@ def _ending(model: LoadedModel, token: int) -> LoadedModel:
     return replace(model, spec=replace(model.spec, eos_ids=(token,)))
 
 
+@pytest.mark.slow
 def test_min_tokens_keeps_the_end_away(model: LoadedModel, reference: Reference) -> None:
     ids = random_ids(20, 1)
     whole = reference.greedy(ids, 20)

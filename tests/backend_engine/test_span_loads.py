@@ -97,6 +97,7 @@ def turned(model: LoadedModel, blocks: list[KVBlock]) -> tuple[ReusedSpan, ...]:
     return tuple(made)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step_tokens", [16, 128])
 @pytest.mark.parametrize(
     ("chooser", "ratio"),
@@ -165,6 +166,7 @@ def test_a_prefix_hit_cuts_a_span_that_is_turned_on_the_way(model: LoadedModel, 
     assert cut.tokens == alone(whole, replace(greedy(IDS), reuse=before)).tokens
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chooser", [MostLooked(), MostLooked(0.2, 0.6)])
 def test_requests_beside_each_other_get_their_own(model: LoadedModel, chooser: MostLooked) -> None:
     others = [random_ids(100, seed) for seed in (1, 2, 3)]
@@ -223,6 +225,7 @@ def test_only_what_is_still_wanted_is_brought(model: LoadedModel, wanted: bool) 
     loader.loads().settle()  # each is brought once
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("times", [1, 2])
 @pytest.mark.parametrize("where", ["copies", "tables", "first layers", "last layers"])
 def test_a_device_without_memory_forgets_nobodys_spans(

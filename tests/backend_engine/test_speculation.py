@@ -141,6 +141,7 @@ def test_guesses_stay_within_what_the_steps_take(model: LoadedModel) -> None:
     assert sum(map(len, speculator.drafts(sequences[:2], room=4))) == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recorded", [False, True])
 def test_greedy_batches_equal_transformers(model: LoadedModel, few_words_dir: Path, recorded: bool) -> None:
     """Of different lengths, with blocks of the prefill, over page borders."""
@@ -182,6 +183,7 @@ def test_guesses_cost_no_step_of_its_run_ahead(model: LoadedModel) -> None:
     assert output.tokens == alone(tiny_engine(model), greedy(random_ids(40, 40), 60)).tokens
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recorded", [False, True])
 def test_sampled_tokens_are_those_of_the_seed(model: LoadedModel, recorded: bool) -> None:
     """Cold enough to repeat itself, warm enough to stray from it."""
@@ -199,6 +201,7 @@ def test_sampled_tokens_are_those_of_the_seed(model: LoadedModel, recorded: bool
     assert [output.tokens for output in outputs] == [alone(tiny_engine(model), each).tokens for each in requests]
 
 
+@pytest.mark.slow
 def test_an_end_of_text_among_the_guesses_ends_the_request(model: LoadedModel, few_words_dir: Path) -> None:
     """Each token of a repetition in turn is the end of text: nothing is said or kept beyond it."""
     ids, lengths = random_ids(40, 40), set()
@@ -217,6 +220,7 @@ def test_an_end_of_text_among_the_guesses_ends_the_request(model: LoadedModel, f
     assert lengths
 
 
+@pytest.mark.slow
 def test_max_tokens_is_never_passed(model: LoadedModel, few_words_dir: Path) -> None:
     whole = Reference(few_words_dir).greedy(random_ids(40, 40), 60)
     for most in range(40, 60, 3):
@@ -226,6 +230,7 @@ def test_max_tokens_is_never_passed(model: LoadedModel, few_words_dir: Path) -> 
         assert_idle(engine)
 
 
+@pytest.mark.slow
 def test_guesses_take_no_page_from_anybody(model: LoadedModel, few_words_dir: Path) -> None:
     """Arrivals, aborts and preemptions on a pool that is too small; known prefixes are not evicted for a guess."""
     reference, dice = Reference(few_words_dir), random.Random(3)
@@ -277,8 +282,12 @@ def test_nothing_is_guessed_where_rows_are_dear_or_the_option_says_so(model: Loa
         assert engine.stats().drafted_tokens == 0
     with pytest.raises(ConfigError, match="guessed_tokens"):
         EngineOptions(guessed_tokens=-1)
+    assert EngineOptions(graph_rows=0).guessed("cpu") == EngineOptions().guessed("cuda") == 15
+    with pytest.raises(ConfigError, match=r"guessed_tokens needs .* graph_rows"):
+        EngineOptions(guessed_tokens=8, graph_rows=0).guessed("cuda")
 
 
+@pytest.mark.slow
 def test_beside_a_request_with_a_grammar(few_words_dir: Path, tmp_path: Path) -> None:
     """Whose next token cannot be drawn before its mask is known: it is not guessed for, the other one is."""
     shutil.copytree(few_words_dir, tmp_path / "writing")

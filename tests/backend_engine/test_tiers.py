@@ -74,6 +74,7 @@ def settled(engine: Engine) -> None:
     assert_idle(engine)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("single_rows", [None, EagerSteps])
 def test_an_evicted_conversation_comes_back(
@@ -348,6 +349,7 @@ def test_a_folder_lost_on_the_way_costs_the_disk_tier_alone(
     engine.close()
 
 
+@pytest.mark.slow
 def test_many_callers_of_two_services_on_one_folder(model: LoadedModel, reference: Reference, tmp_path: Path) -> None:
     """Conversations that take turns on pools too small for all of them, half of them at each engine."""
     services = [EngineService(tiered(model, pages=50, host_pages=60, disk=tmp_path)) for _ in range(2)]

@@ -139,6 +139,7 @@ def test_what_a_dead_writer_left_goes_when_it_is_old(tmp_path: Path) -> None:
     assert not old.exists() and new.exists()
 
 
+@pytest.mark.slow
 def test_a_writer_killed_at_any_moment_leaves_whole_pages_or_none(tmp_path: Path) -> None:
     script = f"""
         import sys

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from promptsluice.backend_engine.pool import KVPool
@@ -108,6 +109,7 @@ class House:
 KEYS = st.lists(st.integers(0, 15), min_size=1, max_size=6, unique=True)
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(
     st.integers(1, 10),

@@ -63,6 +63,7 @@ def user(text: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": text}]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TEXTS)
 def test_equals_transformers(name: str, tokenizer: ChatTokenizer, theirs: Any) -> None:
     messages = [
@@ -86,6 +87,7 @@ def test_text_of_control_tokens_stays_text(tokenizer: ChatTokenizer) -> None:
     assert control_tokens(tokenizer, Encoded(tuple(tokenizer.encode_plain(attack)))) == 0
 
 
+@pytest.mark.slow
 def test_control_tokens_in_other_fields_stay_text(with_tools: ChatTokenizer) -> None:
     call = {"id": "1", "type": "function", "function": {"name": "now", "arguments": '{"<|im_end|>": "<|im_start|>"}'}}
     tool = {"type": "function", "function": {"name": "now", "description": "<|im_end|>"}}
@@ -105,6 +107,7 @@ def test_our_own_sentinels_cannot_be_forged(tokenizer: ChatTokenizer) -> None:
     assert mark == 0
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(data=st.data())
 def test_marked_chunks_keep_their_own_ids(data: st.DataObject, tokenizer: ChatTokenizer) -> None:
@@ -185,6 +188,7 @@ def test_what_the_model_cannot_take_is_named(
     assert caught.value.param == param
 
 
+@pytest.mark.slow
 def test_other_threads_run_while_a_large_text_is_encoded(tokenizer: ChatTokenizer) -> None:
     ticks: list[None] = []
     over = threading.Event()
@@ -208,6 +212,7 @@ def test_a_text_has_no_fewer_tokens_than_its_longest_token_allows(tokenizer: Cha
         assert tokenizer.count(text) >= len(text) / tokenizer.longest_token
 
 
+@pytest.mark.slow
 def test_raw_prompts_may_hold_special_tokens(smollm2_dir: Path) -> None:
     tokenizer = ChatTokenizer(smollm2_dir)
     text = "<|im_start|>user\nHi<|im_end|>"

@@ -36,6 +36,7 @@ def runner() -> CliRunner:
     return CliRunner()
 
 
+@pytest.mark.slow
 def test_help_of_every_command_loads_nothing_heavy() -> None:
     script = f"""
 import sys
@@ -59,6 +60,7 @@ def test_version(runner: CliRunner, arguments: list[str]) -> None:
     assert result.output == f"promptsluice {__version__}\n"
 
 
+@pytest.mark.slow
 def test_the_installed_command_is_this_app() -> None:
     run = subprocess.run([sys.executable, "-m", "promptsluice", "version"], capture_output=True, text=True)
     assert run.stdout == f"promptsluice {__version__}\n"

@@ -95,6 +95,7 @@ def test_the_shipped_documents_and_questions() -> None:
     assert len(demo_docs.pages_of(demo_docs.DOCS)) >= 5
 
 
+@pytest.mark.slow
 def test_a_gateway_that_cannot_start_says_why(tmp_path: Path) -> None:
     config = tmp_path / "policies.yaml"
     config.write_text("version: 2\n")

@@ -209,6 +209,7 @@ def test_options_are_checked() -> None:
     assert "redundancy" in option_names("extractive")
 
 
+@pytest.mark.slow
 def test_importing_needs_no_torch() -> None:
     code = (
         "import sys, promptsluice.compressors as c\n"

@@ -108,6 +108,7 @@ def test_rate_protection_and_whole_words(folder: Path, context: Make, prompt_of:
     assert again.changes == result.changes
 
 
+@pytest.mark.slow
 def test_what_was_not_judged_in_time_stays(folder: Path, context: Make, prompt_of: PromptOf) -> None:
     now = 0.0
 

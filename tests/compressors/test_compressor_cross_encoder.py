@@ -113,6 +113,7 @@ def test_what_was_not_read_in_time_stays(folder: Path, context: Make, prompt_of:
     assert tool_texts(result.prompt)[0].endswith(SENTENCES[-1])
 
 
+@pytest.mark.slow
 def test_nobody_waits_longer_than_there_is_time(
     folder: Path, tmp_path: Path, context: Make, prompt_of: PromptOf
 ) -> None:
@@ -165,6 +166,7 @@ def judged_by(
     return create("extractive", options)
 
 
+@pytest.mark.slow
 def test_one_very_long_passage_and_none(model: CrossEncoder, folder: Path, context: Make, prompt_of: PromptOf) -> None:
     assert model.scores(QUESTION, []).shape == (0,)
     assert np.isfinite(model.scores(QUESTION, ["", "The fox sees " * 20_000])).all()

@@ -506,6 +506,7 @@ def results_by_deadline(text: str, options: dict[str, Any], context: Make) -> li
     raise AssertionError
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", [" ".join(PROSE * 2), LISTED, HEADED, "- x\n" * 80, ". " * 80])
 @pytest.mark.parametrize(
     ("options", "least", "most"),

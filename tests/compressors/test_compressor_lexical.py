@@ -92,6 +92,7 @@ def test_one_shared_word_makes_a_sentence_near_by_how_many_are_asked(asked: int,
 texts = st.lists(st.text(st.sampled_from("ab c退款é1 "), max_size=30), min_size=1, max_size=8)
 
 
+@pytest.mark.slow
 @given(texts, st.text(st.sampled_from("ab c退款é1 "), max_size=12))
 def test_bm25_is_its_formula(found: list[str], question: str) -> None:
     bags = [Counter(terms(text)) for text in found]
@@ -109,6 +110,7 @@ def test_bm25_is_its_formula(found: list[str], question: str) -> None:
     np.testing.assert_allclose(Words(found).bm25(question), expected, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 @given(texts)
 def test_equal_bags_are_equal_and_known_is_a_share(found: list[str]) -> None:
     words = Words([*found, found[0]])
@@ -170,6 +172,7 @@ def test_words_that_an_apostrophe_or_a_sign_for_a_vowel_stands_in_answer() -> No
     assert shared_with("كتاب")("هذا كِتَابٌ") == {"كتاب"} == shared_with("كِتَاب")("كتاب")
 
 
+@pytest.mark.slow
 def test_vectors_are_the_same_under_every_hash_seed() -> None:
     code = (
         "from promptsluice.compressors.lexical import Words;"

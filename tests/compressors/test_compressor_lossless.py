@@ -87,6 +87,7 @@ def test_what_is_no_json_document_stays(text: str) -> None:
     assert dense(text) == text
 
 
+@pytest.mark.slow
 def test_nesting_without_limit() -> None:
     text = "[ " * 100_000 + "] " * 100_000
     assert dense(text) == "[" * 100_000 + "]" * 100_000 + " "
@@ -99,6 +100,7 @@ json_values = st.recursive(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=50, deadline=None)
 @given(st.dictionaries(st.text(), json_values, min_size=3), st.booleans(), st.sampled_from([0, 2, "\t", None]))
 def test_json_round_trip(value: dict[str, Any], ascii_: bool, indent: int | str | None) -> None:
@@ -152,6 +154,7 @@ def test_a_block_that_could_be_mistaken_is_not_replaced(
     assert tool_texts(result.prompt) == [one, two, one]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("paragraphs", ["a\n\n" * 150_000, ("word " * 40 + "\n\n") * 20_000])
 def test_work_grows_with_the_text_and_not_with_its_square(paragraphs: str) -> None:
     """Tens of thousands of equal paragraphs that stay: each pair compared, this would take minutes."""

@@ -28,6 +28,7 @@ def as_defined(vectors: NDArray[np.float32], relevance: NDArray[np.float32], tak
     return order
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("taken", [[], [3, 4, 200]])
 @pytest.mark.parametrize("n", [1, 300, 700])
 def test_some_rows_are_compared_with_all_others(n: int, taken: list[int]) -> None:
@@ -76,6 +77,7 @@ class Counted(np.ndarray):
         return np.asarray(self) @ np.asarray(other)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("taken", [0, 2500])
 def test_many_rows_are_each_compared_with_few(taken: int) -> None:
     vectors, relevance = some(10_000)

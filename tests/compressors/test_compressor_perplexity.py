@@ -599,6 +599,7 @@ def test_words_too_large_for_the_room_do_not_end_the_search(words: int, context:
     assert 155 <= result.tokens_after <= 160
 
 
+@pytest.mark.slow
 def test_time_that_ends_in_a_later_search_leaves_no_more_than_was_asked(context: Make, prompt_of: PromptOf) -> None:
     sentences = " ".join(f"{word.capitalize()} of things and places." for word in PLAIN.split() * 4)
     prompt = prompt_of(f"N{'o' * 1500}!\n\n{sentences}")
@@ -623,6 +624,7 @@ def test_time_that_ends_in_a_later_search_leaves_no_more_than_was_asked(context:
     assert max(done[1:]) <= 160 and done[-1] >= 155
 
 
+@pytest.mark.slow
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(size=st.integers(60, 200), rate=st.floats(0.25, 0.9), start=st.integers(0, 400))
 def test_rate_is_met_from_sixty_tokens_on(
@@ -656,6 +658,7 @@ def test_rate_is_met_by_marks_and_conjunctions_where_words_are_too_few(
 
 
 # Not timed: what takes quadratic time on one of these takes many minutes, and no run of the suite would end soon.
+@pytest.mark.slow
 @pytest.mark.parametrize("unit", ["不", "必须", "not ", "No\n", "May\n", "and ", ". ", "** ", "1\ufe0f\u20e3"])
 def test_repeated_words_and_marks_cost_no_more_than_their_length(
     unit: str, context: Make, prompt_of: PromptOf, tool_texts: TextsOf
@@ -708,6 +711,7 @@ TEXTS = st.lists(st.tuples(WORDS, st.sampled_from([" ", "  ", "\n", "\n\n", "\n-
 )
 
 
+@pytest.mark.slow
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=TEXTS, name=st.sampled_from(["perplexity", "extractive"]), target=st.floats(0.05, 1.0))
 def test_output_is_source_atoms_in_order(
@@ -728,6 +732,7 @@ def test_output_is_source_atoms_in_order(
     assert not text.strip() or short.strip()
 
 
+@pytest.mark.slow
 def test_same_bytes_in_every_process(data: Path) -> None:
     code = (
         "import sys, hashlib, pathlib; sys.path.insert(0, sys.argv[1])\n"

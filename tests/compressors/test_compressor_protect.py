@@ -159,6 +159,7 @@ HOSTILE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_input_ends_and_gives_proper_spans(name: str) -> None:
     # Not timed: a pattern that takes quadratic time on one of these takes hours, and no run of the suite would end.

@@ -2,6 +2,7 @@
 
 import difflib
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from promptsluice.compressors.structure.diff import with_less_context
@@ -47,6 +48,7 @@ def test_changed_lines_stay_and_twice_is_once(old: list[str], new: list[str], co
     assert [line for line in once.split("\n") if line.startswith(("+", "-"))] == kept
 
 
+@pytest.mark.slow
 def test_a_megabyte_is_no_trouble() -> None:
     for text in (
         "@@ -1,99999 +1,99999 @@\n" * 40_000,

@@ -54,6 +54,7 @@ def test_a_page_without_a_text_of_its_own_stays(
     assert "without a text of its own" in done.note and not done.trouble
 
 
+@pytest.mark.slow
 def test_what_nests_without_limit_stays(context: Make, prompt_of: PromptOf, tool_texts: TextsOf) -> None:
     page = "<div>" + "<b></i>" * 100_000
     with pytest.raises(PromptsluiceError):
@@ -73,6 +74,7 @@ def test_any_page_gives_the_same_text_every_time(parts: list[str]) -> None:
     assert text_of(page) == text_of(page)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", ["<p>word</p>", "<!--", "<a ", "</", "<script>", "&", "<td>1", "<p a='"])
 def test_a_megabyte_of_a_page_is_no_trouble(part: str) -> None:
     try:

@@ -91,6 +91,7 @@ values = st.recursive(
 rows = st.lists(st.dictionaries(keys, values, max_size=4), max_size=6)
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(rows | st.dictionaries(texts, rows | st.dictionaries(keys, values)), st.booleans(), st.sampled_from([None, 1]))
 def test_tables_round_trip(value: Any, ascii_: bool, indent: int | None) -> None:
@@ -214,6 +215,7 @@ def test_lossy_steps_keep_marks_with_what_they_speak_of() -> None:
     assert spans == [table, fold, rows]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "text",
     [

@@ -167,6 +167,7 @@ def test_copies_with_other_options_stay_wrapped(client: openai.OpenAI, upstream:
     assert upstream.headers[-1]["x-mine"] == "1"
 
 
+@pytest.mark.slow
 def test_the_beta_way_to_chat_is_the_same(client: openai.OpenAI, upstream: Upstream) -> None:
     client.beta.chat.completions.create(model="m", messages=LONG)
     assert upstream.sent == SHORT

@@ -116,6 +116,7 @@ def test_each_image_runs_as_an_ordinary_user_with_its_data_in_a_volume(image: st
     assert f"--uid {user.split(':')[0]}" in owned
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("image", ["cpu", "cuda"])
 def test_each_image_is_checked_and_starts_the_gateway(image: str) -> None:
     assert "docker/healthcheck.py" in inherited(image, "HEALTHCHECK")
@@ -194,6 +195,7 @@ def healthcheck(port: int) -> int:
     return subprocess.run([sys.executable, DOCKER / "healthcheck.py"], env=environment, capture_output=True).returncode
 
 
+@pytest.mark.slow
 def test_the_health_check_follows_the_server(server: tuple[int, dict[str, int]]) -> None:
     port, answers = server
     assert healthcheck(port) == 0

@@ -99,6 +99,7 @@ def asked(room: EngineRoom, before: str, lessons: Lessons, *, ran: bool = True) 
     return lessons.done(), [hit.anchor for hit in plan.hits]
 
 
+@pytest.mark.slow
 def test_a_nearer_sink_is_computed_for_in_idle_time_from_the_second_sight_on(
     room: EngineRoom, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -115,6 +116,7 @@ def test_a_nearer_sink_is_computed_for_in_idle_time_from_the_second_sight_on(
     assert asked(room, "", lessons) == ([], [short])
 
 
+@pytest.mark.slow
 def test_what_was_served_another_way_or_never_is_no_sight(room: EngineRoom, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room.control, "promising", lambda *args, **options: True)
     _, middle, _ = (len(sink) for sink in sinks_of(room.tokenizer, room=8192))
@@ -129,6 +131,7 @@ def test_what_was_served_another_way_or_never_is_no_sight(room: EngineRoom, monk
     assert asked(room, "", lessons) == ([False], [middle])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rewritten", [False, True])
 def test_text_that_is_learned_at_its_second_sight_counts_only_where_its_request_ended(
     room: EngineRoom, rewritten: bool
@@ -155,6 +158,7 @@ def test_text_that_is_learned_at_its_second_sight_counts_only_where_its_request_
     ]
 
 
+@pytest.mark.slow
 def test_a_lesson_names_what_it_is_about(room: EngineRoom, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room.control, "promising", lambda *args, **options: True)
     told: list[list[frozenset[Hashable]]] = []
@@ -178,6 +182,7 @@ class Waiting(Lessons):
         return []
 
 
+@pytest.mark.slow
 def test_what_waits_to_be_computed_does_not_bring_back_what_was_deleted(
     room: EngineRoom, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -205,6 +210,7 @@ def test_a_call_says_when_its_request_arrived() -> None:
     assert pipeline.asked(begun, {}, caller)["arrived"] == 5.0, "not when its prompt was rewritten"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rewritten", [False, True])
 def test_what_was_deleted_after_a_request_had_arrived_is_not_learned_from_it(room: EngineRoom, rewritten: bool) -> None:
     prompt, lessons, salt = prompt_of(""), Lessons(), Salts().tenant("")
@@ -229,6 +235,7 @@ def test_what_was_deleted_after_a_request_had_arrived_is_not_learned_from_it(roo
     assert learned(deleted=False) == 1
 
 
+@pytest.mark.slow
 def test_the_time_of_slow_tiers_that_were_asked_in_vain_is_not_that_of_memory(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -246,6 +253,7 @@ def test_the_time_of_slow_tiers_that_were_asked_in_vain_is_not_that_of_memory(
         room.service.stop()
 
 
+@pytest.mark.slow
 def test_a_check_of_another_copy_than_was_served_is_given_up(room: EngineRoom, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room.control, "promising", lambda *args, **options: True)
     asked(room, "", Lessons())
@@ -273,6 +281,7 @@ def test_a_check_of_another_copy_than_was_served_is_given_up(room: EngineRoom, m
     assert found.again() is None and len(plan.hits) == 1
 
 
+@pytest.mark.slow
 def test_what_waits_for_a_check_or_to_be_learned_holds_no_kv(room: EngineRoom, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room.control, "promising", lambda *args, **options: True)
     asked(room, "", Lessons())
@@ -297,6 +306,7 @@ def test_what_waits_for_a_check_or_to_be_learned_holds_no_kv(room: EngineRoom, m
     learn(result())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("fields", "general"), [({"kv_memory": "512KiB"}, 1), ({"context_limit": 2000}, 0)])
 def test_gateways_with_less_memory_or_shorter_prompts_find_what_others_computed(
     folder: Path, fields: dict[str, object], general: int

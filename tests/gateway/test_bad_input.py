@@ -138,6 +138,7 @@ CASES: list[tuple[str, bytes, int, str | None, str | None]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("what", "body", "status", "param", "code"), CASES, ids=[case[0] for case in CASES])
 def test_chat_completions(
     gateway: Gateway, what: str, body: bytes, status: int, param: str | None, code: str | None
@@ -282,6 +283,7 @@ def test_request_ids(gateway: Gateway) -> None:
     assert gateway.post(b"{").headers["x-request-id"].startswith("req_")
 
 
+@pytest.mark.slow
 def test_label_values_are_bounded(gateway: Gateway, upstream: Upstream) -> None:
     def size() -> int:
         return len(http.get(f"{gateway.url}/metrics").text.splitlines())

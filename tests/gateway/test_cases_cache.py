@@ -64,6 +64,7 @@ def others(question: str) -> dict[str, dict[str, Any]]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["cached", "alike"])
 def test_gw_42_all_but_the_framing_has_to_be_equal(gateway: Gateway, upstream: Upstream, policy: str) -> None:
     question = f"What is the capital of Norway, asked under {policy}?"
@@ -80,6 +81,7 @@ def test_gw_42_all_but_the_framing_has_to_be_equal(gateway: Gateway, upstream: U
     assert len(upstream.seen) == 1 + len(others(question))
 
 
+@pytest.mark.slow
 def test_gw_42_a_question_that_means_the_same(gateway: Gateway, upstream: Upstream) -> None:
     first, again = "How tall is the Eiffel Tower?", "How tall is the Eiffel tower?"
     upstream.answer(lambda exchange: exchange.json("200 OK", completion()))

@@ -69,6 +69,7 @@ ODD_CALLS += [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("calls", ODD_CALLS, ids=str)
 def test_gw_18_odd_tool_calls_pass_as_they_are(gateway: Gateway, upstream: Upstream, calls: Any, policy: str) -> None:
@@ -94,6 +95,7 @@ def test_gw_20_calls_keep_their_results(gateway: Gateway, upstream: Upstream, po
     assert sent[-1] == messages[-1] and sent[0] == messages[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize(
     "arguments",
@@ -212,6 +214,7 @@ KEPT = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("text", KEPT.values(), ids=KEPT.keys())
 def test_gw_34_what_has_to_be_exact_loses_no_token(
@@ -276,6 +279,7 @@ def test_gw_38_nor_in_results_that_are_empty_json(gateway: Gateway, upstream: Up
     assert sent_on(gateway, upstream, messages, policy=policy)["messages"] == messages
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/compress"])
 def test_gw_40_rewriting_a_large_body_blocks_nobody(gateway: Gateway, path: str) -> None:
     """The gate stands for any long computation on a prompt; everybody else is served while it is shut."""

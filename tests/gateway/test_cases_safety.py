@@ -39,6 +39,7 @@ def trap() -> Iterator[socket.socket]:
             listening.accept()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ROUTES[:3])
 @pytest.mark.parametrize("name", ["api_base", "base_url", "api_key", "azure_endpoint", "custom_llm_provider", "proxy"])
 def test_gw_46_no_field_names_a_destination(
@@ -74,6 +75,7 @@ CARRIERS = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ROUTES[:3])
 @pytest.mark.parametrize("name", CARRIERS)
 def test_gw_48_no_header_of_a_client_carries_a_key_upstream(
@@ -88,6 +90,7 @@ def test_gw_48_no_header_of_a_client_carries_a_key_upstream(
     assert set(seen) <= allowed | {"authorization", "x-request-id"}
 
 
+@pytest.mark.slow
 def test_gw_50_no_key_in_any_log_metric_or_answer(gateway: Gateway, upstream: Upstream) -> None:
     said = []
 
@@ -139,6 +142,7 @@ def test_gw_54_deep_json_is_a_400(gateway: Gateway, path: str, body: bytes) -> N
     assert http.get(f"{gateway.url}/healthz").status_code == 200
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["off", "lossless", "aggressive"])
 @pytest.mark.parametrize("deep", ["[" * 100_000 + "]" * 100_000, '{"a":' * 50_000 + "1" + "}" * 50_000, "[" * 100_000])
 def test_gw_54_deep_json_in_texts_is_text(gateway: Gateway, upstream: Upstream, deep: str, policy: str) -> None:
@@ -246,6 +250,7 @@ def test_gw_62_attempts_over_retries_and_fallbacks_are_bounded(upstream: Upstrea
         stop_gateway(gateway)
 
 
+@pytest.mark.slow
 def test_gw_64_label_values_are_bounded(gateway: Gateway, upstream: Upstream) -> None:
     def sizes() -> int:
         eventually(lambda: gateway.metric("promptsluice_http_in_flight") <= 1)  # what is not over is not in the books

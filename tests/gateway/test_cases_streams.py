@@ -74,6 +74,7 @@ ODD_STREAM = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", [b"\r\n", b"\n", b"\r"], ids=["crlf", "lf", "cr"])
 def test_gw_04_every_split_of_a_stream_counts_its_usage_once(gateway: Gateway, upstream: Upstream, end: bytes) -> None:
     stream = ODD_STREAM.replace(b"\r\n", end)
@@ -87,6 +88,7 @@ def test_gw_04_every_split_of_a_stream_counts_its_usage_once(gateway: Gateway, u
     assert gateway.metric(TOKENS) - before == 7 * asked_for
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sent", [1, 2])
 @pytest.mark.parametrize("how", ["reset", "closed", "half an event", "less than promised"])
 def test_gw_06_a_stream_that_breaks_off_ends_with_an_error_frame(
@@ -193,6 +195,7 @@ def test_gw_12_an_answer_has_one_framing(gateway: Gateway, upstream: Upstream, f
     assert not {b"transfer-encoding", b"keep-alive", b"proxy-authenticate", b"te", b"upgrade"} & head.keys()
 
 
+@pytest.mark.slow
 def test_gw_12_an_upstream_with_two_framings_is_no_answer_or_one_framing(gateway: Gateway, upstream: Upstream) -> None:
     async def behave(exchange: Exchange) -> None:
         both = b"transfer-encoding: chunked\r\ncontent-length: 123\r\n\r\n2\r\n{}\r\n0\r\n\r\n"

@@ -201,6 +201,7 @@ def test_a_broken_upstream_stream_ends_with_an_error_frame(gateway: Gateway, ups
     assert first["choices"][0]["text"] == "a" and set(error) == {"error"}
 
 
+@pytest.mark.slow
 def test_upstream_errors_and_fallbacks(gateway: Gateway, upstream: Upstream) -> None:
     upstream.answer(lambda exchange: exchange.json("400 Bad Request", b'{"detail":"no"}'))
     refused = post(gateway, {"model": "far", "prompt": "x", "stream": True})

@@ -22,7 +22,7 @@ def test_every_segment_has_its_reason(gateway: Gateway) -> None:
     table = json.dumps([{"id": n, "name": f"row {n}"} for n in range(200)], indent=4)
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     body = {
-        "model": "echo:lossless",
+        "model": "echo:patient",
         "messages": [
             {"role": "system", "content": "Be brief."},
             {"role": "user", "content": "Get the table."},

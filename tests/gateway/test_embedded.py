@@ -66,6 +66,7 @@ def test_marks_are_the_chunks_characters() -> None:
     assert marks(prompt, frozenset()) == []
 
 
+@pytest.mark.slow
 def test_chunks_are_computed_after_beginnings_of_chats_with_more_and_more_prose(smollm2_dir: Path) -> None:
     tokenizer = ChatTokenizer(smollm2_dir)
     chat = tokenizer.encode_chat([{"role": "user", "content": "Hello"}]).ids
@@ -81,11 +82,13 @@ def test_chunks_are_computed_after_beginnings_of_chats_with_more_and_more_prose(
     assert len(template) == 24 and chat[:24] == template == sinks[0][:24]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("room", "lengths"), [(6749, [236, 697]), (3484, [236]), (1180, [236]), (64, [24])])
 def test_sinks_that_would_fill_the_context_are_left_out(smollm2_dir: Path, room: int, lengths: list[int]) -> None:
     assert [len(sink) for sink in sinks_of(ChatTokenizer(smollm2_dir), room=room)] == lengths
 
 
+@pytest.mark.slow
 def test_a_template_that_writes_the_date_has_the_same_sinks_every_day(smollm2_dir: Path, tmp_path: Path) -> None:
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(smollm2_dir / name, tmp_path)
@@ -98,6 +101,7 @@ def test_a_template_that_writes_the_date_has_the_same_sinks_every_day(smollm2_di
     assert tokenizer.decode(tokenizer.encode_chat(chat).ids) == f"It is the {datetime.now():%d.%m.%Y}.\nHello"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dated", "begins"),
     [
@@ -122,6 +126,7 @@ def test_a_template_that_takes_the_date_apart_has_sinks(
     assert len(sinks) == 3 and [sink[: len(begins)] for sink in sinks] == [begins] * 3
 
 
+@pytest.mark.slow
 def test_a_sink_is_what_a_retrieved_documents_text_is_behind_in_a_chat(smollm2_dir: Path) -> None:
     tokenizer = ChatTokenizer(smollm2_dir)
     prompt = Prompt.from_messages([{"role": "user", "content": "Which ship?"}], model="m")

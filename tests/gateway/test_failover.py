@@ -25,6 +25,7 @@ def test_the_next_one_answers(gateway: Gateway, upstream: Upstream) -> None:
     assert json.loads(upstream.seen[0].body) == {"model": "far", "messages": HI, "odd": 1}
 
 
+@pytest.mark.slow
 def test_the_last_one_answers(gateway: Gateway, upstream: Upstream) -> None:
     upstream.answer(lambda exchange: exchange.json("500 Internal Server Error", BROKEN))
     fell = 'promptsluice_fallbacks_total{backend="far",to="echo"}'
@@ -44,6 +45,7 @@ def test_when_all_fail_the_last_error_is_told_once(gateway: Gateway, upstream: U
     assert response.headers["x-promptsluice-attempts"] == str(UNREACHABLE_ATTEMPTS + 1)
 
 
+@pytest.mark.slow
 def test_a_bad_request_is_nobody_elses(gateway: Gateway, upstream: Upstream) -> None:
     upstream.answer(lambda exchange: exchange.json("400 Bad Request", BROKEN))
     response = gateway.post({"model": "lame", "messages": HI})
@@ -65,6 +67,7 @@ def test_nothing_is_glued_to_an_answer_that_has_begun(gateway: Gateway, upstream
     eventually(lambda: gateway.metric("promptsluice_http_in_flight") == 1)
 
 
+@pytest.mark.slow
 def test_a_stream_that_fails_before_its_first_frame_is_anothers(gateway: Gateway, upstream: Upstream) -> None:
     async def says_only_200(exchange: Exchange) -> None:
         await exchange.head()
@@ -98,6 +101,7 @@ async def test_an_opened_stream_that_nobody_reads_is_closed(waits: bool, monkeyp
 EMBEDDED = b'{"object": "list", "data": [], "usage": {"prompt_tokens": 3, "total_tokens": 3}}'
 
 
+@pytest.mark.slow
 def test_embeddings_fall_back_to_who_has_them(gateway: Gateway, upstream: Upstream) -> None:
     upstream.answer(lambda exchange: exchange.json("200 OK", EMBEDDED))
     raw = b'{"model": "lame",  "input": [1, 2.50]}'

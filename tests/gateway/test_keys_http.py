@@ -244,6 +244,7 @@ async def test_tokens_are_reserved_and_settled_by_what_was_used(house: House) ->
     assert house.backend.calls == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "fields"),
     [

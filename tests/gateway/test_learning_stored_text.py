@@ -71,6 +71,7 @@ def test_a_dtype_of_chunks_that_cannot_be_is_refused_before_the_model_is_loaded(
         EngineRoom.open(spec_of(path, device=device), path=path, store=RamStore(1 << 20), chunk_dtype=dtype)
 
 
+@pytest.mark.slow
 def test_a_model_whose_chunks_cannot_be_moved_leaves_no_thread(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refusing(*args: object, **options: object) -> None:
         raise ConfigError("chunk KV cannot be moved")
@@ -82,6 +83,7 @@ def test_a_model_whose_chunks_cannot_be_moved_leaves_no_thread(folder: Path, mon
     assert set(threading.enumerate()) <= before
 
 
+@pytest.mark.slow
 def test_chunks_are_kept_and_deleted_as_the_policy_file_says(folder: Path, tmp_path: Path) -> None:
     backend = spec_of(folder).model_dump(exclude_unset=True)
     cache = {"disk": "1MiB", "path": str(tmp_path / "kv"), "chunk_dtype": "int8"}
@@ -100,6 +102,7 @@ def test_chunks_are_kept_and_deleted_as_the_policy_file_says(folder: Path, tmp_p
     assert not file.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("away", [False, True])
 def test_a_command_deletes_what_gateways_share_without_a_disk_tier(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, away: bool
@@ -152,6 +155,7 @@ def document_of(prompt: Prompt) -> int:
     return next(segment.id for segment in prompt.segments if segment.text == DOCUMENT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rewritten", [False, True])
 def test_text_is_learned_as_it_came_and_when_the_answer_is_there(room: EngineRoom, rewritten: bool) -> None:
     call, jobs = chat(f"tenant {rewritten}"), Jobs()
@@ -171,6 +175,7 @@ def test_text_is_learned_as_it_came_and_when_the_answer_is_there(room: EngineRoo
     assert StoredText(room, BLEND, salt=Salts().tenant("another")).known(DOCUMENT) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("retrieved", [False, True])
 def test_what_was_retrieved_is_not_learned_as_a_clients_text(folder: Path, tmp_path: Path, retrieved: bool) -> None:
     """It is deleted with its document, by the borders of the document's chunks."""

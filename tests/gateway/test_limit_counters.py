@@ -151,6 +151,7 @@ async def test_minutes_slide_and_days_begin_at_midnight() -> None:
     assert (await counters.take("a", [(minute, 60)])).ok
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(-30, 30), st.floats(0, 90)), max_size=30))
 def test_a_minute_never_lets_through_more_than_twice_its_limit(steps: list[tuple[int, int, float]]) -> None:
     """A full bucket, and what comes back meanwhile; corrections downwards are of what was taken only."""
@@ -173,6 +174,7 @@ def test_a_minute_never_lets_through_more_than_twice_its_limit(steps: list[tuple
     asyncio.run(run())
 
 
+@pytest.mark.slow
 async def test_a_burst_on_a_server_that_was_started_again(url: str) -> None:
     client: Any = connect(url, password=None, timeout_s=30)
     counters, some = shared_at(url), limit(70, name="burst")
@@ -363,6 +365,7 @@ async def test_what_nobody_heard_of_is_undone_if_it_was_done(
     assert await spent(direct, "undone", ten) == 1, "and nothing is given back that was not taken"
 
 
+@pytest.mark.slow
 async def test_corrections_wait_for_a_server_that_is_away(
     cutting: tuple[Cutting, SharedCounters, SharedCounters],
 ) -> None:

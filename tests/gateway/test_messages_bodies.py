@@ -95,6 +95,7 @@ def test_what_becomes_of_a_body(gateway: Gateway, upstream: Upstream) -> None:
 USER = {"role": "user", "content": "hi"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
 @pytest.mark.parametrize(
     ("fields", "named"),
@@ -142,6 +143,7 @@ def test_bad_bodies_are_named_in_anthropics_form(gateway: Gateway, path: str, fi
 LOST = b'{"model": "nope", "max_tokens": 1, "messages": [{"role": "user", "content": "x"}]}'
 
 
+@pytest.mark.slow
 def test_every_error_has_anthropics_form(gateway: Gateway, claude: anthropic.Anthropic) -> None:
     for method, body, status, kind in (
         ("POST", b"{", 400, "invalid_request_error"),

@@ -65,6 +65,7 @@ SIGNED = (
 )
 
 
+@pytest.mark.slow
 def test_gw_36_signed_blocks_reach_their_maker_byte_for_byte(native: Gateway, upstream: Upstream) -> None:
     upstream.answer(lambda exchange: exchange.json("200 OK", MESSAGE))
     raw = SIGNED % b""
@@ -148,6 +149,7 @@ END = [
 ]
 
 
+@pytest.mark.slow
 def test_native_streams_pass_as_they_are(native: Gateway, upstream: Upstream, client: anthropic.Anthropic) -> None:
     sent = native_events(START, {"type": "ping"}, *TEXT, *END)
     upstream.answer(answers(*(bytes([byte]) for byte in b"".join(sent))))

@@ -144,6 +144,7 @@ async def test_the_upstream_hears_of_the_trace_and_a_failure_is_marked_by_its_ki
     assert not any(word in shown for word in (SECRET, "sk-client", "sk-upstream"))
 
 
+@pytest.mark.slow
 async def test_without_traces_a_clients_traceparent_goes_on_as_it_came() -> None:
     seeing = Seeing()
     async with seeing.client() as client:

@@ -180,6 +180,7 @@ def test_few_requests_of_a_class_have_no_verdict() -> None:
     assert "at most 2 %" in verdict(rows_of(times, kinds=["chat"] * 9), list(times))
 
 
+@pytest.mark.slow
 def test_time_that_a_run_rests_is_not_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     benchmark = loaded(monkeypatch)
     (row,) = rows_of({"off": [1.0]}, kinds=["chat"])

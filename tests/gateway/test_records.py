@@ -240,6 +240,7 @@ def test_slots_of_all_windows_end_now_and_hold_what_just_happened() -> None:
         assert slots[-1][1]["ok"] == 1
 
 
+@pytest.mark.slow
 def test_histories_of_tenants_are_bounded() -> None:
     clock = iter(range(10**9, 2 * 10**9, 20))
     records = Records(RecordsSpec(count=0), clock=lambda: next(clock))

@@ -63,6 +63,7 @@ def running(process: Running, upstream: Upstream) -> Running:
     return process
 
 
+@pytest.mark.slow
 def test_a_new_version_comes_into_force(running: Running) -> None:
     assert running.models() == ["one"]
     before = running.reloads("accepted")
@@ -81,6 +82,7 @@ def test_a_file_that_still_grows_is_no_version() -> None:
     assert not looks.new(None) and not looks.new((3, 20, 2)), "back again, as it was"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "says"),
     [
@@ -131,6 +133,7 @@ def test_a_stream_ends_under_the_version_that_it_began_with(running: Running, up
     assert running.gateway.post({"model": "one", "messages": HI}).status_code == 404
 
 
+@pytest.mark.slow
 async def test_a_backend_stays_while_a_request_of_any_version_needs_it() -> None:
     """The second version came and went while a request of the first one, which has the same backend, was running."""
 

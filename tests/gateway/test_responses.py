@@ -67,6 +67,7 @@ def sent(upstream: Upstream) -> Any:
     return json.loads(upstream.seen[-1].body)
 
 
+@pytest.mark.slow
 def test_a_text(client: openai.OpenAI) -> None:
     made = client.responses.create(model="echo", input="hi there", instructions="Be kind.", metadata={"a": "b"})
     assert made.output_text == "hi there" and made.status == "completed" and made.object == "response"

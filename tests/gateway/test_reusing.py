@@ -34,6 +34,7 @@ def test_what_is_asked_at_the_end_is_told_from_the_documents(messages: list[tupl
     assert asked_last(prompt) == asked
 
 
+@pytest.mark.slow
 def test_a_real_tokenizers_line_ends_and_control_tokens(smollm2_dir: Path) -> None:
     tokenizer = ChatTokenizer(smollm2_dir)
     breaks = breaks_in(tokenizer)
@@ -43,6 +44,7 @@ def test_a_real_tokenizers_line_ends_and_control_tokens(smollm2_dir: Path) -> No
     assert seen["\n"] == LINE and seen["Two"] == NONE and all(kind != BLANK for kind in seen.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "around",
     ["{}\n\n{}\n\nQuestion: {}", "<doc>{}</doc><doc>{}</doc>{}", "- {}\n- {}\n{}", '["{}", "{}"] {}', "»{}«, »{}«; {}"],
@@ -80,6 +82,7 @@ class Room:
         return ReusePlan(None, (*hits, *(SpanHit(*span, "ram", 0) for span in spans)), ())
 
 
+@pytest.mark.slow
 def test_only_what_goes_on_behind_the_prefix_is_looked_for_and_learned(smollm2_dir: Path) -> None:
     tokenizer = ChatTokenizer(smollm2_dir)
     finder = Finder(EmptyStore(), fingerprint="model", breaks=breaks_in(tokenizer))

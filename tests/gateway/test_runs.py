@@ -50,6 +50,7 @@ def cut(stream: bytes, dice: random.Random) -> Iterator[bytes]:
         at += size
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(30))
 def test_the_same_goes_out_whether_chunks_are_read_or_not(seed: int) -> None:
     dice = random.Random(seed)

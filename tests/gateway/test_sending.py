@@ -129,6 +129,7 @@ async def whole(reply: Reply) -> bytes:
     return b"".join(pieces)
 
 
+@pytest.mark.slow
 @BOTH
 @pytest.mark.parametrize("close", [True, False])
 async def test_no_connection_is_lost(made: Callable[[], Sender], close: bool) -> None:
@@ -192,6 +193,7 @@ async def test_what_is_no_answer_is_an_error_of_httpx(answer: bytes, error: type
                     await response.aclose()
 
 
+@pytest.mark.slow
 async def test_a_server_that_takes_no_body_is_left() -> None:
     over = asyncio.Event()
 
@@ -260,6 +262,7 @@ def packed(body: bytes, wbits: int) -> bytes:
     return packer.compress(body) + packer.flush()
 
 
+@pytest.mark.slow
 @BOTH
 @pytest.mark.parametrize(
     ("fields", "body"),
@@ -329,6 +332,7 @@ def test_packed_bodies_in_any_pieces(wbits: int, encoding: str, step: int) -> No
             unpacked(body + b"??", encoding, step=step)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wbits", [31, 15, -15])
 def test_a_bomb_goes_off_a_piece_at_a_time(wbits: int) -> None:
     for size in (16 << 20, (1 << 20) + 5):
@@ -512,6 +516,7 @@ async def test_an_international_name_is_asked_for_as_the_url_has_it(monkeypatch:
     assert hosts == ["xn--strae-oqa.de", "::1"]
 
 
+@pytest.mark.slow
 async def test_connections_serve_again_until_they_are_old() -> None:
     opened = 0
 
@@ -558,6 +563,7 @@ async def test_a_long_body_goes_out_whole_and_a_refusal_before_its_end_is_heard(
     assert taken == [len(body)]
 
 
+@pytest.mark.slow
 async def test_a_server_waits_while_nobody_reads() -> None:
     """A body of 64 MiB is not gathered here while its reader does something else, and it is not late meanwhile."""
     size, written = 64 << 20, 0

@@ -117,6 +117,7 @@ def test_a_client_that_leaves_a_stream(gateway: Gateway) -> None:
     eventually(lambda: gateway.metric("promptsluice_http_in_flight") == 1)
 
 
+@pytest.mark.slow
 def test_a_large_body(gateway: Gateway) -> None:
     body = {"model": "echo:aggressive", "max_tokens": 1, "messages": [
         {"role": "tool", "content": "lorem ipsum " * 400_000, "tool_call_id": "1"}, *HI]}  # fmt: skip
@@ -162,6 +163,7 @@ def own_gateway(tmp_path: Path) -> Any:
         stop_gateway(gateway)
 
 
+@pytest.mark.slow
 def test_shutdown_lets_streams_finish(own_gateway: Any) -> None:
     gateway: Gateway = own_gateway()
     body = {"model": "slow", "messages": [{"role": "user", "content": "a b c d e f g h"}], "stream": True}
@@ -183,6 +185,7 @@ def test_shutdown_lets_streams_finish(own_gateway: Any) -> None:
     assert gateway.process.wait(10) in (0, -signal.SIGTERM)
 
 
+@pytest.mark.slow
 def test_api_keys(own_gateway: Any) -> None:
     digest = hashlib.sha256(b"key-one").hexdigest()
     gateway: Gateway = own_gateway(f"server:\n  api_keys:\n    - {{name: one, sha256: {digest}}}\n")

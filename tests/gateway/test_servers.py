@@ -148,6 +148,7 @@ def balanced(upstream: Upstream, second: Upstream, tmp_path: Any) -> Iterator[Ga
     stop_gateway(running)
 
 
+@pytest.mark.slow
 def test_over_the_wire(balanced: Gateway, upstream: Upstream, second: Upstream) -> None:
     async def resets(exchange: Exchange) -> None:
         exchange.reset()
@@ -168,6 +169,7 @@ def test_over_the_wire(balanced: Gateway, upstream: Upstream, second: Upstream) 
     assert refused.json()["error"]["type"] == "overloaded_error"
 
 
+@pytest.mark.slow
 def test_a_conversation_stays_over_the_wire(balanced: Gateway, upstream: Upstream, second: Upstream) -> None:
     for one in (upstream, second):
         one.answer(lambda exchange: exchange.json("200 OK", OK))

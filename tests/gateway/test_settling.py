@@ -107,6 +107,7 @@ def chunk(delta: dict[str, Any], **more: Any) -> bytes:
 DONE = chunk({}, finish_reason="stop") + b"data: [DONE]\n\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", [CHAT, MESSAGES, TEXT, RESPONSES, EMBEDDINGS])
 @pytest.mark.parametrize("stream", [False, True])
 async def test_who_leaves_before_an_answer_begins_pays_the_prompt(house: House, path: str, stream: bool) -> None:
@@ -152,6 +153,7 @@ class Late(httpx.AsyncByteStream):
         raise httpx.ReadTimeout("late")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", [CHAT, MESSAGES, TEXT, RESPONSES, EMBEDDINGS])
 @pytest.mark.parametrize("late", ["head", "stream", "server"])
 async def test_what_does_not_come_in_time_costs_the_prompt(house: House, path: str, late: str) -> None:
@@ -167,6 +169,7 @@ async def test_what_does_not_come_in_time_costs_the_prompt(house: House, path: s
     assert PROMPT - 1 <= house.charged <= PROMPT + 30
 
 
+@pytest.mark.slow
 async def test_a_server_that_was_not_reached_costs_nothing(house: House) -> None:
     async def answer(request: httpx.Request) -> httpx.Response:
         raise httpx.ConnectTimeout("late")
@@ -227,6 +230,7 @@ THOUGHTS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("path", "model", "thought"), THOUGHTS)
 async def test_thoughts_are_paid_by_who_reads_only_them(
     house: House, path: str, model: str, thought: Callable[[str], bytes]
@@ -239,6 +243,7 @@ async def test_thoughts_are_paid_by_who_reads_only_them(
     assert house.charged == PROMPT + 500
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "pieces",
     [

@@ -179,6 +179,7 @@ async def test_a_summary_is_taken_out_of_what_its_request_has_reserved(house: Ho
     assert await left() == 1200 - house.charged("even"), "neither kept nor given back twice"
 
 
+@pytest.mark.slow
 async def test_who_leaves_gives_back_what_was_lent_for_a_summary(house: House) -> None:
     house.writer.go.clear()
     messages = [{"role": "user", "content": "Go on."}, {"role": "assistant", "content": TURN}]

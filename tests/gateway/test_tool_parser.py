@@ -89,6 +89,7 @@ def test_what_a_model_writes(dialect: Dialect, written: str, text: str, calls: l
     assert read(dialect, list(written)) == (text, calls), "letter by letter"
 
 
+@pytest.mark.slow
 @given(data=st.data())
 def test_however_it_is_cut(data: Any) -> None:
     dialect, written, text, calls = data.draw(st.sampled_from(WRITTEN))
@@ -96,6 +97,7 @@ def test_however_it_is_cut(data: Any) -> None:
     assert read(dialect, [written[a:b] for a, b in pairwise(cuts)]) == (text, calls)
 
 
+@pytest.mark.slow
 @given(written=st.text(alphabet='{}[]":,\\ \n<>tool_caname/x1', max_size=60))
 def test_text_is_never_lost_without_a_call(written: str) -> None:
     for dialect in (HERMES, MISTRAL, LLAMA3):
@@ -103,6 +105,7 @@ def test_text_is_never_lost_without_a_call(written: str) -> None:
         assert calls or text == written
 
 
+@pytest.mark.slow
 @given(arguments=st.dictionaries(st.text(), st.recursive(st.text() | st.integers(), st.lists, max_leaves=4)))
 def test_any_arguments_come_through(arguments: dict[str, Any]) -> None:
     told = json.dumps(arguments, ensure_ascii=False)

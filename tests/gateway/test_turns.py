@@ -69,6 +69,7 @@ def test_what_was_left_alone_stays_alone() -> None:
     assert second.prompt.messages[3]["content"] != longer[3]["content"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scope", ["other tenant", "", "a "])
 def test_scopes_know_nothing_of_each_other(scope: str) -> None:
     turns = Turns(1 << 20)
@@ -148,6 +149,7 @@ def test_messages_that_were_taken_out_are_not_remembered() -> None:
     assert not len(turns)
 
 
+@pytest.mark.slow
 def test_memory_is_bounded_and_the_oldest_goes_first() -> None:
     turns = Turns(40_000)
     for n in range(200):
@@ -187,6 +189,7 @@ def test_none_means_none() -> None:
     assert not len(turns)
 
 
+@pytest.mark.slow
 def test_threads() -> None:
     turns = Turns(50_000)
     wrong: list[object] = []
@@ -209,6 +212,7 @@ texts = st.text(st.sampled_from('ab \n\t{}[]"`#<>é漢'), max_size=60)
 messages = st.lists(st.tuples(st.sampled_from(["user", "assistant", "system"]), texts), min_size=1, max_size=6)
 
 
+@pytest.mark.slow
 @given(messages, messages)
 def test_the_next_turn_begins_as_this_one_was_sent(first: list[tuple[str, str]], more: list[tuple[str, str]]) -> None:
     turns = Turns(1 << 20)

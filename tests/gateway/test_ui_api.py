@@ -135,6 +135,7 @@ async def test_files_are_asked_for_again_only_when_they_change(client: httpx.Asy
     assert slash.status_code == 308 and slash.headers["location"] == "../ui"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "path", ["/ui/routes.py", "/ui/..%2Froutes.py", "/ui/%2e%2e%2fapp.py", "/ui/api", "/ui/x/y", "/ui/" + "z" * 3000]
 )
@@ -231,6 +232,7 @@ async def test_every_route_of_completions_is_recorded_once(client: httpx.AsyncCl
     assert (await shown(client, f"requests/{lines[0]['id']}"))["segments"][0]["kind"] == "question"
 
 
+@pytest.mark.slow
 async def test_answers_given_again_are_told_apart(client: httpx.AsyncClient) -> None:
     for _ in range(3):
         await chat(client, model="echo:again")

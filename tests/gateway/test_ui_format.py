@@ -72,6 +72,7 @@ def test_formats(said: list[object], place: int) -> None:
     assert said[place] == list(CASES.values())[place]
 
 
+@pytest.mark.slow
 def test_every_script_of_the_page_is_sound() -> None:
     """Read by the engine, so that a slip is seen where there is no browser, too."""
     for script in sorted(FORMAT.parent.glob("*.js")):

@@ -99,6 +99,7 @@ def test_fields_that_name_a_destination_are_inert(gateway: Gateway, upstream: Up
 STREAM = chunk("a") + chunk("b", finish="stop") + USAGE_CHUNK + DONE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line_end", [b"\n", b"\r\n", b"\r"])
 def test_events_split_at_every_byte(gateway: Gateway, upstream: Upstream, line_end: bytes) -> None:
     stream = STREAM.replace(b"\n", line_end)
@@ -163,6 +164,7 @@ def test_a_finished_answer_without_done_is_whole(gateway: Gateway, upstream: Ups
     assert first["choices"][0]["finish_reason"] == "stop" and usage["usage"] == USAGE and done == "[DONE]"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "data",
     [b'{"error":{"message":"boom","type":"x","param":null,"code":null}}', b'{"object":"error","message":"boom"}'],
@@ -228,6 +230,7 @@ def test_the_upstream_key_never_comes_back(gateway: Gateway, upstream: Upstream)
     assert response.status_code == 401 and response.json()["error"]["message"] == "bad key ***"
 
 
+@pytest.mark.slow
 def test_retries_are_bounded_and_counted(gateway: Gateway, upstream: Upstream) -> None:
     upstream.answer(lambda exchange: exchange.json("502 Bad Gateway", b""))
     response = gateway.post({"model": "far", "messages": HI})
@@ -265,12 +268,14 @@ async def test_a_header_that_cannot_be_sent_is_no_fault_of_the_server() -> None:
         await backend.close()
 
 
+@pytest.mark.slow
 def test_an_unreachable_upstream(gateway: Gateway) -> None:
     response = gateway.post({"model": "dead", "messages": HI})
     assert response.status_code == 502
     assert response.json()["error"]["code"] == "upstream_error" and "dead" in response.json()["error"]["message"]
 
 
+@pytest.mark.slow
 def test_a_silent_upstream_times_out(gateway: Gateway, upstream: Upstream) -> None:
     upstream.answer(lambda exchange: exchange.until_closed())
     response = gateway.post({"model": "hushed", "messages": HI})

@@ -9,6 +9,7 @@ from promptsluice.gateway.wire import ChatWriter, Choice, EventSplitter, dumps, 
 from promptsluice.prompt import Usage
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.text(st.characters(blacklist_categories=["Cs"])), min_size=1),
     st.sampled_from(["\n", "\r", "\r\n"]),

@@ -39,6 +39,7 @@ def imported_rooms(source: str, package: tuple[str, ...]) -> Iterator[tuple[str,
                     yield room, node.lineno
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("room", BELOW)
 def test_imports_follow_the_arrows(room: str) -> None:
     assert sources(room), f"room {room} is empty"
@@ -87,6 +88,7 @@ def test_every_folder_with_code_is_a_package() -> None:
     assert [str(folder) for folder in folders if not (folder / "__init__.py").exists()] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "module", ["promptsluice", "promptsluice.gateway", "promptsluice.policies", "promptsluice.prompt"]
 )
@@ -127,6 +129,7 @@ def test_constraints_fit_pyproject() -> None:
         assert requirement.specifier.contains(pinned[canonicalize_name(requirement.name)].split("+")[0]), text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", [*sources("benchmarks"), *sources("examples")], ids=lambda path: path.name)
 def test_what_benchmarks_and_examples_import_from_the_package_exists(path: Path) -> None:
     """The type checker does not see the installed package from there, and most imports are inside functions. What is

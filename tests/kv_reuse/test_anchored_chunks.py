@@ -22,6 +22,7 @@ def asked() -> Prompt:
     return prompt((SYSTEM,), A, (text(62, 3),), B, (text(63, 5),))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("anchor", [SYSTEM, SINK, []])
 def test_loaded_chunks_are_as_computed_after_their_anchor(model: LoadedModel, reference: Reference, anchor: list[int]):
     ids, spans = asked()

@@ -139,6 +139,7 @@ def check(finished: Finished, expected: Outcome) -> None:
     assert finished.tokens == [int(expected.logits.argmax())]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PROMPTS)
 @pytest.mark.parametrize("step", [STEP, 13])
 @pytest.mark.parametrize("mode", ["reuse", "blend"])
@@ -162,6 +163,7 @@ def test_stored_chunks_give_what_the_reference_gives(
     assert (result.cached_tokens, result.prompt_tokens) == (0, len(ids))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [STEP, 13])
 def test_blending_at_one_is_a_full_prefill(model: LoadedModel, reference: Reference, step: int):
     runner = Runner(model, step_tokens=step)
@@ -174,6 +176,7 @@ def test_blending_at_one_is_a_full_prefill(model: LoadedModel, reference: Refere
         assert finished.result.reused_tokens == 0
 
 
+@pytest.mark.slow
 def test_blended_requests_share_steps_with_plain_ones(model: LoadedModel, reference: Reference):
     runner = Runner(model, step_tokens=512)
     reuser = runner.reuser()
@@ -212,6 +215,7 @@ def test_blended_requests_share_steps_with_plain_ones(model: LoadedModel, refere
     assert runner.engine.stats().steps < 10, "they did share their steps"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("known", [7, 14, 27, 60])
 @pytest.mark.parametrize("mode", ["reuse", "blend"])
 def test_a_prefix_hit_that_reaches_into_a_span_wins_there(
@@ -237,6 +241,7 @@ def test_a_prefix_hit_that_reaches_into_a_span_wins_there(
         assert token == int(expected.logits.argmax())
 
 
+@pytest.mark.slow
 def test_blended_kv_never_answers_a_plain_request(model: LoadedModel, reference: Reference):
     ids, spans = prompt((text(40, 9),), A, (text(41, 4),), B, (text(42, 6),))
     runner = Runner(model)
@@ -251,6 +256,7 @@ def test_blended_kv_never_answers_a_plain_request(model: LoadedModel, reference:
         assert token == int(reference.full([*ids, *finished.tokens[:number]]).logits.argmax())
 
 
+@pytest.mark.slow
 def test_orders_deletes_and_repeats_change_nothing_but_what_they_must(model: LoadedModel, reference: Reference):
     runner = Runner(model)
     reuser = runner.reuser()
@@ -301,6 +307,7 @@ def test_the_default_selector_repairs_what_differs_most(model: LoadedModel, refe
     assert distance["blend"] < 0.8 * distance["reuse"]
 
 
+@pytest.mark.slow
 def test_threads_warm_and_blend_through_the_running_service(model: LoadedModel, reference: Reference):
     service = EngineService(Runner(model).engine)
     reuser = Reuser(service, RamStore(1 << 24), spec=model.spec, fingerprint=model.fingerprint, min_tokens=4)

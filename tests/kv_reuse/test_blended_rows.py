@@ -141,6 +141,7 @@ def repaired(case: Case, selector: RandomRows) -> set[int]:
     return {places[row] for row in chosen.tolist()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 def test_every_repaired_row_sees_exactly_the_keys_up_to_its_own(model: LoadedModel, reference: Reference, seed: int):
     case = random_case(seed)
@@ -162,6 +163,7 @@ def test_repairing_every_row_is_a_full_prefill(model: LoadedModel, reference: Re
     check(bench, part, logits, reference.full(case.ids))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_reuse_without_repair(model: LoadedModel, reference: Reference, seed: int):
     case = random_case(seed)
@@ -171,6 +173,7 @@ def test_reuse_without_repair(model: LoadedModel, reference: Reference, seed: in
     check(bench, part, logits, reference.blended(case.ids, case.spans))
 
 
+@pytest.mark.slow
 def test_blended_reused_and_plain_requests_share_a_step(model: LoadedModel, reference: Reference):
     bench = Bench(model, seed=1)
     plain = [[random.Random(number).randrange(512) for _ in range(20 + number)] for number in range(2)]
@@ -195,6 +198,7 @@ def test_blended_reused_and_plain_requests_share_a_step(model: LoadedModel, refe
         check(bench, part, row, outcome)
 
 
+@pytest.mark.slow
 def test_the_reference_would_notice_a_wrong_mask_and_wrong_rows(reference: Reference):
     """The comparisons above are worth something only if these faults are far outside of their tolerance."""
     case = random_case(3)

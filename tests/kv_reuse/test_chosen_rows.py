@@ -24,6 +24,7 @@ def places_of(spans: list[tuple[int, int]]) -> list[int]:
     return [place for start, length in spans for place in range(start, start + length)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PROMPTS)
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize(("depth", "until"), [(None, 1.0), (0.5, 1.0), (0.25, 0.5)])
@@ -44,6 +45,7 @@ def test_chosen_rows_are_recomputed_and_no_others(
     assert (finished.result.recomputed_tokens, finished.result.reused_tokens) == (quota, len(places) - quota)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("until", [1.0, 0.75])
 def test_the_probe_measures_how_the_end_looks_at_the_chunks(
@@ -67,6 +69,7 @@ def test_the_probe_measures_how_the_end_looks_at_the_chunks(
     torch.testing.assert_close(saw.double(), expected[places_of(spans)], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("depth", [None, 0.5])
 def test_choosing_every_row_is_a_full_prefill(model: LoadedModel, reference: Reference, depth: float | None, step: int):
@@ -80,6 +83,7 @@ def test_choosing_every_row_is_a_full_prefill(model: LoadedModel, reference: Ref
         assert finished.result.reused_tokens == 0
 
 
+@pytest.mark.slow
 def test_probed_requests_share_steps_with_all_others(model: LoadedModel, reference: Reference):
     runner = Runner(model, step_tokens=512)
     reuser = runner.reuser()

@@ -67,6 +67,7 @@ def test_no_cost_is_negative_and_new_measurements_replace_old_ones() -> None:
     assert fit.seconds({"rows": 50.0, "steps": 1.0}) == pytest.approx(1.0, rel=0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PROMPTS)
 @pytest.mark.parametrize(
     "repair",

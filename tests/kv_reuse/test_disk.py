@@ -44,6 +44,7 @@ def names(root: Path) -> set[str]:
     return {path.name for path in root.iterdir()}
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_any_changed_or_missing_byte_is_noticed(data: st.DataObject):
@@ -219,6 +220,7 @@ def test_an_interrupted_write_leaves_no_half_file(tmp_path: Path):
     assert names(tmp_path) == set()
 
 
+@pytest.mark.slow
 def test_a_killed_writer_leaves_nothing_that_is_served(tmp_path: Path):
     script = f"""
 import os, signal

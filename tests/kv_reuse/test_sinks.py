@@ -266,6 +266,7 @@ def test_a_chunk_is_forgotten_under_all_sinks_those_of_earlier_versions_too(tmp_
     assert another.plan(*at(6, A, B)).misses == (A,)
 
 
+@pytest.mark.slow
 def test_threads_that_look_at_once_while_chunks_come_and_go_get_what_was_stored(tmp_path: Path) -> None:
     store = TieredStore(DiskStore(tmp_path, 1 << 24), ram_budget=1 << 13)  # a few chunks
     reuser, _ = make(store, sinks=SINKS)

@@ -35,6 +35,7 @@ def made(messages: list[dict[str, Any]], by: Policy) -> Plan:
     return plan(Prompt.from_messages(messages), by, COSTS, count=words)
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(0, 300), min_size=1, max_size=8), st.floats(0, 1), st.floats(1, 200))
 @settings(max_examples=150)
 def test_a_budget_is_kept_at_every_segment_and_over_all_turns(sizes: list[int], share: float, ms: float) -> None:

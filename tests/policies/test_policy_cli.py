@@ -127,6 +127,7 @@ def test_presets() -> None:
     assert CliRunner().invoke(app, ["presets", "nope"]).exit_code != 0
 
 
+@pytest.mark.slow
 def test_no_torch(request_file: Path) -> None:
     code = (
         "import sys\nfrom promptsluice.gateway.cli.policy import app\n"

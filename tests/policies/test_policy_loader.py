@@ -227,6 +227,7 @@ def test_relative_paths_start_at_the_file(tmp_path: Path, monkeypatch: pytest.Mo
     assert policies.prefix_cache_path(EmbeddedBackend(kind="embedded")) is None
 
 
+@pytest.mark.slow
 def test_a_chain_of_thousands_of_policies_is_refused_at_once() -> None:
     chain = [f"  p{i}: {{extends: p{i + 1}}}\n" for i in range(3000)]
     with pytest.raises(PolicyFileError) as caught:

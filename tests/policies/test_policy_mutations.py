@@ -5,6 +5,7 @@ import random
 import re
 from pathlib import Path
 
+import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from promptsluice.policies import PolicyFileError, PolicySet
@@ -28,6 +29,7 @@ def load(text: str) -> PolicyFileError | None:
     return None
 
 
+@pytest.mark.slow
 @given(st.integers(min_value=0, max_value=2**32))
 @settings(max_examples=150, deadline=None)
 def test_a_mutated_key_is_named_with_its_line(seed: int) -> None:
@@ -50,6 +52,7 @@ def test_a_mutated_key_is_named_with_its_line(seed: int) -> None:
     )
 
 
+@pytest.mark.slow
 @given(
     st.lists(
         st.tuples(st.integers(0, len(LINES) - 1), st.sampled_from(["drop", "twice", "indent", "swap"])), max_size=5
@@ -85,6 +88,7 @@ VALUES = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(
     st.sampled_from(
         ["server", "backends", "policies", "routes", "kv_cache", "collections", "models", "default_policy"]
@@ -96,12 +100,14 @@ def test_any_value_in_any_section(section: str, value: object) -> None:
     load(f"version: 1\n{section}: {json.dumps(value)}\n")
 
 
+@pytest.mark.slow
 @given(VALUES, st.sampled_from(["b: {kind: embedded, model: %s}", "b: {kind: openai, models: %s}", "b: %s"]))
 @settings(max_examples=100, deadline=None)
 def test_any_value_in_a_backend(value: object, form: str) -> None:
     load(f"version: 1\nbackends:\n  {form % json.dumps(value)}\n")
 
 
+@pytest.mark.slow
 @given(
     VALUES, st.sampled_from(["compress", "retrieve", "reuse", "protect", "extends", "allow_client_policy", "quality"])
 )

@@ -66,6 +66,7 @@ def conversation(opening: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
     return requests
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("opening", [AHEAD, INSIDE], ids=["documents-ahead", "documents-inside"])
 @pytest.mark.parametrize("least", [0, 600])
 @pytest.mark.parametrize("preset", ["lossless", "balanced"])
@@ -85,6 +86,7 @@ ROLES = st.sampled_from(["user", "assistant", "tool"])
 TURNS = st.lists(st.tuples(ROLES, st.sampled_from(TOPICS), st.integers(0, 40)), min_size=2, max_size=9)
 
 
+@pytest.mark.slow
 @given(TURNS, st.integers(0, 900))
 @settings(max_examples=60, deadline=None)
 def test_decisions_depend_on_what_stands_before(turns: list[tuple[str, str, int]], least: int) -> None:

@@ -94,6 +94,7 @@ def shared(policy: Policy) -> Mapping[str, float]:
     return {"pairs": pairs, "came": came, "went": went}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("preset", PRESETS)
 def test_no_preset_breaks_a_prefix(preset: str) -> None:
     policy = PolicySet.default().policy(preset).model_copy(update={"token_value_ms": 1000.0})
@@ -103,6 +104,7 @@ def test_no_preset_breaks_a_prefix(preset: str) -> None:
         assert found["went"] < found["came"], "what is left of the others here is protected"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("system", "least"), [("true", 0), ("false", 900)])
 @pytest.mark.parametrize("use", names())
 def test_no_compressor_breaks_a_prefix(use: str, system: str, least: int) -> None:

@@ -35,6 +35,7 @@ def loaded(text: str) -> Any:
         return f"the body is not valid JSON: {error.msg} at line {error.lineno} column {error.colno}"
 
 
+@pytest.mark.slow
 @given(values, st.sampled_from([None, 2]), st.sampled_from(["", " ", "\n\t"]))
 def test_whatever_is_json_is_read_as_the_standard_library_does(value: Any, indent: int | None, around: str) -> None:
     text = around + json.dumps(value, indent=indent) + around
@@ -49,6 +50,7 @@ def test_whatever_is_broken_is_told_as_the_standard_library_does(text: str) -> N
         assert read(one) == loaded(one)
 
 
+@pytest.mark.slow
 @given(st.sampled_from(sorted(DECIDED)), st.booleans(), st.data())
 def test_fields_that_decide_stand_once_and_in_one_spelling(name: str, escaped: bool, data: st.DataObject) -> None:
     other = "".join(data.draw(st.sampled_from([letter, letter.upper()])) for letter in name)

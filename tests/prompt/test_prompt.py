@@ -209,6 +209,7 @@ message = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.slow
 @given(
     st.lists(message, min_size=1, max_size=5),
     st.dictionaries(st.sampled_from(["a", "b", "temperature"]), json_values),
@@ -245,6 +246,7 @@ def test_any_edit_changes_only_its_leaf(
     assert rendered == expected
 
 
+@pytest.mark.slow
 @given(st.lists(st.sampled_from(["user", "assistant", "call", "tool"]), min_size=1, max_size=8), st.data())
 def test_dropping_any_units_leaves_valid_json(roles: list[str], data: st.DataObject) -> None:
     messages = [

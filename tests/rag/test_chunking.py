@@ -51,6 +51,7 @@ TEXTS = st.one_of(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(
     text=TEXTS,
@@ -162,6 +163,7 @@ def test_overlap_repeats_whole_sentences_but_no_code() -> None:
     assert chunks_of(coded, limit=24, overlap=8)[1] == sentence(12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "unit", ["\n", " \n", ".", "{#", "# {#\n", "<", "< ", "- ", "(", "`", "> ", "|", "1. ", "\u200b"]
 )

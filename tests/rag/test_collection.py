@@ -15,6 +15,7 @@ CATS = Document(id="cats", text="Cats sleep all day and hunt mice at night.", me
 CARS = Document(id="cars", text="Cars need fuel and roads and drivers.")
 
 
+@pytest.mark.slow
 def test_add_search_replace_delete(collections: Collections) -> None:
     pets = collections.create("pets")
     assert pets.search("mice") == []
@@ -65,6 +66,7 @@ def test_state_is_the_same_for_a_new_process(collections: Collections, reopen: C
     assert (info.name, info.documents, info.chunks, info.generation) == ("pets", 2, 2, 4)
 
 
+@pytest.mark.slow
 def test_many_small_commits_stay_few_files(collections: Collections, reopen: Callable[..., Collections]) -> None:
     pets = collections.create("pets")
     for n in range(40):
@@ -242,6 +244,7 @@ def test_making_and_deleting(collections: Collections) -> None:
     assert [path.name for path in collections.root.iterdir() if path.is_dir()] == []
 
 
+@pytest.mark.slow
 def test_what_another_process_deletes_is_unknown_and_not_listed(
     collections: Collections, reopen: Callable[..., Collections]
 ) -> None:
@@ -351,6 +354,7 @@ def test_damaged_files_are_named(
     assert not isinstance(caught.value, UnknownCollection)
 
 
+@pytest.mark.slow
 def test_readers_see_whole_generations_while_one_writes(collections: Collections) -> None:
     """Each commit exchanges all documents for ones of another colour: a reader must never see two colours."""
     pets = collections.create("pets")

@@ -42,6 +42,7 @@ BEFORE = {"old": "the old words", "both": "the first words"}
 AFTER = {"old": "the old words", "both": "the second words", "new": "some new words"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("room", [0, 100, 300, 700, 1000, 1300])
 def test_full_disk_at_every_file(collections: Collections, reopen: Callable[..., Collections], room: int) -> None:
     collections.create("c").add(OLD)
@@ -111,6 +112,7 @@ collections.get("c").add(
 SEAMS = [(-1, "embedding"), *((n, how) for n in range(3) for how in ("before", "torn", "after"))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("left", "how"), SEAMS)
 def test_killed_while_ingesting(
     collections: Collections, reopen: Callable[..., Collections], left: int, how: str

@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from promptsluice.prompt import Kind, Prompt
@@ -59,6 +60,7 @@ ATTACKS = st.lists(
 )
 
 
+@pytest.mark.slow
 @given(parts=ATTACKS, more=st.text(max_size=20))
 def test_retrieved_text_cannot_close_the_block(parts: list[str], more: str) -> None:
     text = "".join(parts) + more
@@ -115,6 +117,7 @@ def test_budget() -> None:
     assert within_budget(hits, 0, count=lambda text: len(text.split())) == []
 
 
+@pytest.mark.slow
 def test_chunks_of_real_pages_are_the_pieces_of_the_block(collections: Collections) -> None:
     from promptsluice.rag import documents_in
 

@@ -19,6 +19,7 @@ def real(minilm_dir: Path) -> SentenceEmbedder:
     return SentenceEmbedder(str(minilm_dir))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("broken", ["model.safetensors", "config.json", "tokenizer.json", "1_Pooling/config.json"])
 def test_a_damaged_embedder_is_named(minilm_dir: Path, tmp_path: Path, broken: str) -> None:
     copy = tmp_path / "embedder"
