@@ -55,7 +55,7 @@ check: install-dev ## Lint and types
 test: check models ## Lint, types and the whole test suite
 	$(PYTEST) $(ARGS)
 
-test-fast: install-dev ## Only the tests that take no time
+test-fast: install-dev ## Only the tests that take less than half a second each
 	$(PYTEST) -m 'not slow' $(ARGS)
 
 format: install-dev ## Write the code in the house's format

@@ -91,6 +91,7 @@ def test_a_padded_step_gives_what_the_decoder_gives(model: LoadedModel, rows: in
     assert joints.rows == [rows]
 
 
+@pytest.mark.slow
 def test_steps_of_too_few_or_too_many_rows_are_the_decoders(llama: LoadedModel) -> None:
     joints = recorded(llama, 47)
     for rows in (1, 8, 33):
@@ -99,6 +100,7 @@ def test_steps_of_too_few_or_too_many_rows_are_the_decoders(llama: LoadedModel) 
     assert joints.rows == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layer", [0, 1, 3])
 def test_rows_may_be_dropped_on_the_way(llama: LoadedModel, layer: int) -> None:
     joints = recorded(llama, 64)

@@ -164,7 +164,8 @@ ONE_LINE = {
 }
 
 
-@pytest.mark.parametrize("size", [40_000, pytest.param(1_000_000, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [40_000, 1_000_000])
 @pytest.mark.parametrize("name", ["extractive", "perplexity"])
 @pytest.mark.parametrize("text", ONE_LINE)
 def test_one_long_line_ends(text: str, name: str, size: int, context: Make, prompt_of: PromptOf) -> None:

@@ -58,7 +58,8 @@ kv_cache: {{path: {root}/kv}}
 policies:
   off: {{extends: off, allow_client_policy: all}}
   cached: {{extends: off, cache: {{ttl: 600}}}}
-  patient: {{extends: lossless, rewrite_timeout: 30}}
+  patient: {{extends: lossless, token_value_ms: 99, rewrite_timeout: 30}}
+  keen: {{extends: aggressive, token_value_ms: 99, rewrite_timeout: 30}}
   hasty: {{extends: off, compress: [{{use: extractive}}], token_value_ms: 99, rewrite_timeout: 0.000001}}
   alike: {{extends: off, cache: {{similarity: 0.9}}}}
   alike-too: {{extends: off, cache: {{similarity: 0.91}}}}

@@ -95,6 +95,7 @@ def test_gw_42_a_question_that_means_the_same(gateway: Gateway, upstream: Upstre
     assert state(gateway, request(first)) == "miss" and state(gateway, request(again)) == "miss", "only where asked for"
 
 
+@pytest.mark.slow
 def test_gw_42_questions_that_the_embedder_would_cut(gateway: Gateway, upstream: Upstream) -> None:
     upstream.answer(lambda exchange: exchange.json("200 OK", completion()))
     for report in ("The report says how the year was. " * 60, "word " * 5000):

@@ -111,6 +111,7 @@ def test_gw_22_arguments_are_not_touched(gateway: Gateway, upstream: Upstream, a
     assert sent_on(gateway, upstream, messages, policy=policy)["messages"] == messages
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES)
 def test_gw_24_turns_alternate_as_they_did(gateway: Gateway, upstream: Upstream, policy: str) -> None:
     messages = [
@@ -239,9 +240,10 @@ PROSE = (
 )
 
 
+@pytest.mark.slow
 def test_gw_34_prose_in_the_same_place_does_lose_some(gateway: Gateway, upstream: Upstream) -> None:
     messages = [user("read it " * 100), call(1, name="bash"), result(1, PROSE), user("What did the baker do?")]
-    sent = sent_on(gateway, upstream, messages, policy="aggressive")["messages"][2]["content"]
+    sent = sent_on(gateway, upstream, messages, policy="keen")["messages"][2]["content"]
     assert len(sent) < 0.9 * len(PROSE) and "baker" in sent
 
 

@@ -33,7 +33,8 @@ def test_every_segment_has_its_reason(gateway: Gateway) -> None:
     }
     report = http.post(f"{gateway.url}/v1/compress", json=body).json()
     assert json.loads(report["messages"][3]["content"]) == json.loads(table)
-    assert len(report["messages"][3]["content"]) < len(table)
+    said = [(line["code"], line["reason"]) for line in report["segments"]]
+    assert len(report["messages"][3]["content"]) < len(table), (said, report["promptsluice"])
     assert all(line["reason"] and line["code"] for line in report["segments"])
     (result,) = [line for line in report["segments"] if line["role"] == "tool"]
     assert result["action"] == "compress" and result["changed"] and result["code"] == "compressed"
