@@ -74,6 +74,7 @@ class Engine:
         self.options = options = options or EngineOptions()
         decoder, spec = model.decoder, model.spec
         kv_dtype = pool_dtype(options.kv_dtype, decoder.dtype, decoder.device)
+        guessed = options.guessed(decoder.device.type)
         page_bytes = KVPool.bytes_per_token(spec, kv_dtype) * options.page_size
         pages = options.pages or max(2, options.kv_bytes // page_bytes)
         # The page after the last is nobody's: rows that only pad a batch write there.
@@ -95,7 +96,6 @@ class Engine:
             device=decoder.device,
         )
         drawer = Drawer(counts=self._table.counts, eos_ids=spec.eos_ids)
-        guessed = options.guessed(decoder.device.type)
         on_card, graph_rows = decoder.device.type == "cuda", options.graph_rows
         if on_card and single_rows is None:
             from .graphs import DecodeGraphs as single_rows

@@ -73,7 +73,7 @@ class Speculator:
     def ran(self, *, rows: int, seconds: float) -> None:
         """Learn from a step with guesses, which had so many rows in all."""
         if self._plain is not None:
-            cost = self._cost.at(np.array([rows])).item()
+            cost = self._cost.of(rows)
             beyond = min(max(0.0, seconds - cost), _MOST_TIMES * cost)
             self._beyond += _NEWEST * (beyond - self._beyond)
 
@@ -103,7 +103,7 @@ class Speculator:
             return False
         if sequences not in self._hopeful:
             rates = self._rates(sequences, np.ones(self._most * sequences))
-            hidden = self._plain is None or sequences * _LOOKING_S <= _LOOKING * self._plain_seconds(sequences)
+            hidden = self._plain is None or sequences * _LOOKING_S <= _LOOKING * self._plain.of(sequences)
             self._hopeful[sequences] = sequences > 0 and hidden and bool(rates.max() >= _WORTH * rates[0])
         return self._hopeful[sequences]
 
@@ -112,12 +112,8 @@ class Speculator:
         tokens = sequences + np.concatenate(([0.0], likely.cumsum()))
         seconds = self._cost.at(sequences + np.arange(len(tokens))) + beyond
         if self._plain is not None:
-            seconds[0] = self._plain_seconds(sequences)
+            seconds[0] = self._plain.of(sequences)
         return tokens / seconds
-
-    def _plain_seconds(self, sequences: int) -> float:
-        assert self._plain is not None
-        return self._plain.at(np.array([sequences])).item()
 
 
 def speculator(
@@ -134,10 +130,12 @@ def speculator(
     With `steps`, guesses run through `mixed`, and where there is none, there are no guesses. `spare` is the table row
     that is nobody's.
     """
-    if most < 1 or (steps is not None and mixed is None):
+    if most < 1:
         return None
-    if steps is None or mixed is None:
+    if steps is None:
         return Speculator(cost or measured(decoder), most=most)
+    if mixed is None:
+        return None
     sequences, rows = min(_MOST_SEQUENCES, spare), mixed.sizes[-1]
     if cost is not None:
         return Speculator(cost, most=most, sequences=sequences, rows=rows)

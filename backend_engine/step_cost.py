@@ -40,6 +40,10 @@ class StepCost:
         """Seconds of steps with `rows` rows each."""
         return np.interp(rows, self.rows, self.seconds) * np.maximum(1, rows / self.rows[-1])
 
+    def of(self, rows: int) -> float:
+        """Seconds of one step with `rows` rows."""
+        return self.at(np.array([rows])).item()
+
 
 @torch.inference_mode()
 def measured(decoder: Decoder, *, rows: Sequence[int] = ROWS) -> StepCost:

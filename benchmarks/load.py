@@ -198,7 +198,7 @@ def main() -> None:
     service.start()
     processor = f"{platform.machine()}, {torch.get_num_threads()} threads"
     where = torch.cuda.get_device_name() if model.decoder.device.type == "cuda" else processor
-    print(f"{where}, torch {torch.__version__}, {options.model} {options.dtype}")
+    print(f"{where}, torch {torch.__version__}, {options.model} {options.dtype}, {options.rate:g} requests a second")
 
     async def measured() -> tuple[list[float], list[float], list[float], float]:
         memory = await load(service, sent, rate=options.rate, dice=dice)

@@ -3,7 +3,8 @@
 Run: python benchmarks/speculation.py [--data FOLDER] [--rounds 3] [--batches 1 8 64] [--prompts 6] [--tokens 192]
      python benchmarks/speculation.py --device cuda --dtype bfloat16 [--shape llama-8b]
 
-With `--shape`, the model's weights stand amid zeros in matrices of that shape: its tokens at that model's cost.
+With `--shape`, the model's weights stand amid zeros in matrices of that shape: its greedy tokens at that model's cost.
+There is no hot set then, since the ids that the shape has more would be drawn, too.
 
 Sets: quotes and summaries of meetings (QMSum; `--data` is the folder that has qmsum/test.jsonl), or of pages of
 documentation where there is no such folder; edits of this repository's own functions; and questions that give nothing
@@ -228,7 +229,7 @@ def main() -> None:
     where = torch.cuda.get_device_name() if model.decoder.device.type == "cuda" else processor
     console.print(f"{where}, torch {torch.__version__}, {options.shape or options.model}, {options.dtype}")
     for chosen in sets(model, options.data, options.prompts):
-        if options.sets and chosen.name not in options.sets:
+        if (options.sets and chosen.name not in options.sets) or (options.shape and chosen.temperature):
             continue
         table = Table("prompts", "batch", "tokens/s", "guessing", "ratio", "min", "max", "CPU", "accepted", "identical")
         for batch in options.batches:

@@ -175,8 +175,7 @@ class TritonPlan:
         strides = (q.stride(0), q.stride(1), k.stride(0), k.stride(1), k_scales.stride(0), table.stride(0))
         attend[self._grid](
             q, k, v, k_scales, v_scales, out, part, lse, tiles, tiles if count is None else count, visible, table,
-            *strides, rows,
-            splits, self._heads_first, self.scale * LOG2_E,
+            *strides, rows, splits, self._heads_first, self.scale * LOG2_E,
             **self._constants, **self._tiling,
         )  # fmt: skip
         if splits > 1:
